@@ -95,6 +95,11 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     bundle = load_model(model)
     save_model(out, bundle, _DTYPES[dtype])
     notes = bundle.notes()
+    if find_root(bundle.path) is not None:
+        notes.append(
+            "this format has no modules of sentence-transformers: pooling, prompts and "
+            "the maximum length of the start model are not written"
+        )
     if read_json(out / CONFIG_FILE)["model_type"] != "bert":
         notes.append(
             "transformers cannot load this model, because its BERT is bidirectional and post-norm, "

@@ -6,6 +6,7 @@ those of ``mine_hard_negatives`` in sentence-transformers.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from bertsmith.use.rerank import rank_documents
 from bertsmith.use.search import Searcher, SearchResult
 from bertsmith.use.table_output import (
     TableLayout,
+    check_tsv_cell,
     get_default_dialect,
     get_output_format,
     open_row_writer,
@@ -121,6 +123,10 @@ def mine_negatives(
     table_format = get_output_format(out)
     counts = MiningCounts()
     positives = _read_pairs(data, settings, counts)
+    if table_format == "tsv":
+        # Otherwise the error would come after hours, when the row is written.
+        for text in chain(positives, *positives.values()):
+            check_tsv_cell(text)
     miner = _Miner(
         Searcher(index, model=model, device=device),
         None if reranker is None else resolve_reranker(reranker),

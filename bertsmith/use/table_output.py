@@ -132,6 +132,15 @@ class _CsvFile:
         self.write = write
 
 
+def check_tsv_cell(cell: str, delimiter: str = TAB) -> None:
+    """Raise InputError if a cell cannot be written without quotes."""
+    if any(separator in cell for separator in (delimiter, "\r", "\n")):
+        raise InputError(
+            f"TSV cannot hold a tab or line break inside a cell, as in {cell[:60]!r}; "
+            "write .csv, .jsonl or .parquet"
+        )
+
+
 class _DelimitedWriter:
     """Writes CSV with quotes where necessary, or TSV without quotes."""
 
@@ -163,11 +172,7 @@ class _DelimitedWriter:
             self._csv_writer.writerow(cells)
             return
         for cell in cells:
-            if any(separator in cell for separator in (self._dialect.delimiter, "\r", "\n")):
-                raise InputError(
-                    f"TSV cannot hold a tab or line break inside a cell, as in {cell[:60]!r}; "
-                    "write .csv, .jsonl or .parquet"
-                )
+            check_tsv_cell(cell, self._dialect.delimiter)
         self._write(self._dialect.delimiter.join(cells) + self._dialect.newline)
 
     def finish(self) -> None:

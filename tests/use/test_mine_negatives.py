@@ -228,6 +228,11 @@ def test_mistakes_are_errors_and_write_nothing(index: Path, pairs: Path, tmp_pat
         mine(index, pairs, tmp_path / "out.xyz")
     with pytest.raises(InputError, match="this file exists already"):
         mine(index, pairs, pairs)
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"query": "a", "positive": "b\\nc"}\n')
+    with pytest.raises(InputError, match="TSV cannot hold a tab or line break inside a cell"):
+        # The model of the index is not loaded before the error.
+        mine(tmp_path / "no.index", other, tmp_path / "out.tsv")
     assert not out.exists()
     cases: list[tuple[dict[str, Any], str]] = [
         ({"candidates": 3, "skip": 3}, "candidates is 3 and skip is 3; give more candidates"),

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 
 from bertsmith.bundle import load_encoder
 from bertsmith.errors import BertsmithError
+from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.interop.sentence_transformers.splade import read_splade
 from bertsmith.use import sparse
@@ -91,6 +92,8 @@ def test_directories_of_sparse_encoders_are_read(
         np.testing.assert_allclose(dense, expected, rtol=0, atol=1e-5)
     with pytest.raises(BertsmithError, match="a sparse model"):
         write_sentence_transformers(tmp_path / "splade", tmp_path / "out")
+    (note,) = write_huggingface(tmp_path / "splade", tmp_path / "hf")
+    assert "pooling, prompts and the maximum length of the start model are not" in note
     # Dense vectors of the same model are those of a model without a pooling config.
     embedder = Embedder(load_encoder(tmp_path / "splade"))
     assert embedder.pooling_config is None

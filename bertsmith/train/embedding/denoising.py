@@ -22,6 +22,8 @@ from bertsmith.train.engine.step_batches import build_batch_iterator
 
 #: Number of the random generator of a batch, next to those of ``BatchSampler``.
 _NOISE_STREAM = 2
+#: Held-out texts that are on the device at the same time.
+_EVAL_CHUNK_SIZE = 4096
 
 
 @dataclass(frozen=True)
@@ -172,13 +174,19 @@ class DenoisingObjective:
         if not isinstance(examples, EmbeddingExamples) or examples.kind != "texts":
             return heldout.evaluate(self.model, self._machine)
         rng = np.random.default_rng(0)
-        micro_batches = self._build_micro_batches(examples.texts, examples.anchors, rng)
-        with torch.no_grad():
-            losses = [
-                float(self.compute_losses(batch, micro_batches, None)["loss"])
-                for batch in micro_batches
-            ]
-        return {"loss": sum(losses), "examples": float(len(examples))}
+        total_loss, num_targets = 0.0, 0
+        for start in range(0, len(examples), _EVAL_CHUNK_SIZE):
+            numbers = examples.anchors[start : start + _EVAL_CHUNK_SIZE]
+            micro_batches = self._build_micro_batches(examples.texts, numbers, rng)
+            with torch.no_grad():
+                losses = [
+                    float(self.compute_losses(batch, micro_batches, None)["loss"])
+                    for batch in micro_batches
+                ]
+            num_chunk_targets = micro_batches[0].num_targets
+            total_loss += sum(losses) * num_chunk_targets
+            num_targets += num_chunk_targets
+        return {"loss": total_loss / num_targets, "examples": float(len(examples))}
 
 
 def delete_words(

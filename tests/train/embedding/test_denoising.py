@@ -19,7 +19,13 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.tasks.embedding_data import read_examples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
-from bertsmith.train.embedding.denoising import DenoisingObjective, delete_words
+from bertsmith.train.embedding import denoising
+from bertsmith.train.embedding.denoising import (
+    DenoisingMicroBatch,
+    DenoisingObjective,
+    delete_words,
+)
+from bertsmith.train.embedding.evaluation import HeldoutTexts
 from bertsmith.train.embedding.finetune import finetune_embedder
 from bertsmith.train.embedding.start_model import EmbeddingBundle, load_start_model
 from bertsmith.train.embedding.training_data import build_tokenize_function
@@ -187,6 +193,30 @@ def test_micro_batches_do_not_change_the_gradient(
     assert gradients.keys() == other_gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(other_gradients[name], gradient, rtol=0, atol=1e-6)
+
+
+def test_held_out_texts_are_evaluated_in_parts(
+    start_model: Path, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of many held-out texts does not depend on how many are on the device at a time."""
+    table = write_table("train.jsonl", make_rows("texts", NUM_TEXTS))
+    settings = EmbeddingSettings(train_files=[str(table)], loss="tsdae", batch_size=64)
+    model = load_start_model(start_model, settings, NO_DROPOUT)
+    objective = build_objective(model, table, settings, LARGE)
+    heldout = HeldoutTexts(objective._examples, settings)
+    expected = objective._evaluate_set(heldout)
+    sizes: list[int] = []
+    build = objective._build_micro_batches
+
+    def record(texts: Any, numbers: Any, rng: Any) -> list[DenoisingMicroBatch]:
+        sizes.append(len(numbers))
+        return build(texts, numbers, rng)
+
+    monkeypatch.setattr(objective, "_build_micro_batches", record)
+    monkeypatch.setattr(denoising, "_EVAL_CHUNK_SIZE", 7)
+    assert objective._evaluate_set(heldout) == pytest.approx(expected)
+    assert max(sizes) == 7
+    assert sum(sizes) == expected["examples"]
 
 
 def test_encoder_and_decoder_have_different_dropout_masks(
