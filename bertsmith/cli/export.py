@@ -22,7 +22,7 @@ _WRITERS = {
         "bertsmith.interop.sentence_transformers.write_sentence_transformers",
         ("pooling", "normalize"),
     ),
-    "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
+    "tensorflow": ("bertsmith.interop.tensorflow.writing.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
     "openvino": (
         "bertsmith.interop.openvino.writing.write_openvino",

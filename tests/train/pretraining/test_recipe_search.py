@@ -74,7 +74,10 @@ def test_interrupted_command_saves_its_state(tmp_path: Path, number: int) -> Non
     save += "def save():\n    time.sleep(0.6)\n    print('saved', flush=True)\n    sys.exit(3)\n"
     training = save + "print('started', flush=True)\nwhile True:\n    time.sleep(9)\n"
     log_file = tmp_path / "run.log"
-    search = "import sys; from pathlib import Path; from logged_process import run_logged\n"
+    search = "import signal, sys; from pathlib import Path; from logged_process import run_logged\n"
+    # Signals that are ignored here, for example because of `nohup`, would be ignored there too.
+    handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
+    search += f"signal.signal({int(number)}, signal.{handler})\n"
     search += f"run_logged([sys.executable, '-c', {training!r}], Path({str(log_file)!r}))"
     folder = str(Path(recipe_search.__file__).parent)
     process = subprocess.Popen(
