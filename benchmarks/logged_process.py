@@ -15,9 +15,8 @@ def run_logged(
 ) -> int:
     """Run a command, append its output to a file, and return its exit status.
 
-    Ctrl-C also reaches the command, and SIGTERM and SIGHUP are sent to it. It may take a while to
-    save its state, so this process ends after it. (`subprocess.run` would kill it after a quarter
-    of a second.)
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP are sent to the command, which may take a while to save its
+    state. This process ends after it. (`subprocess.run` would kill it after a quarter of a second.)
 
     Args:
         command: The program and its arguments.
@@ -31,14 +30,16 @@ def run_logged(
     variables = {**os.environ, **(environment or {})}
     with (
         log_file.open("ab") as file,
-        subprocess.Popen(command, stdout=file, stderr=file, env=variables) as process,
+        # In its own process group, the command does not also receive the signals of this one. A
+        # second SIGTERM would stop it before it has saved its state.
+        subprocess.Popen(
+            command, stdout=file, stderr=file, env=variables, process_group=0
+        ) as process,
         _forward_signals(process) as received,
     ):
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            process.wait()
-            raise
+        status = process.wait()
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
     if received:
         sys.exit(128 + received[0])
     return status
@@ -46,14 +47,16 @@ def run_logged(
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Send SIGTERM and SIGHUP to a process, and yield a list to which they are appended."""
+    """Send signals to a process, and yield a list to which they are appended."""
     received: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        # Some programs send a signal to a process and to its group. Ctrl-C can be repeated.
+        if number == signal.SIGINT or number not in received:
+            process.send_signal(number)
         received.append(number)
-        process.send_signal(number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # `nohup` ignores SIGHUP.
     handlers = {number: signal.getsignal(number) for number in numbers}
     forwarded = [number for number in numbers if handlers[number] is not signal.SIG_IGN]

@@ -359,9 +359,8 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
     """Return a Markdown table with one line per variant.
 
     The difference of a variant from the first one, and the p-value of a paired t-test, are computed
-    over the n seeds that both variants have. NSP is the accuracy of
-    next-sentence prediction. If a variant has several results for a seed, the last
-    one counts.
+    over the n seeds that both variants have. NSP is the accuracy of next-sentence prediction. If a
+    variant has several results for a seed, the last one counts.
     """
     runs_by_variant: dict[str, dict[int, dict[str, Any]]] = {
         variant.name: {} for variant in variants

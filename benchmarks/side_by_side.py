@@ -1,7 +1,7 @@
 """Pre-train with Bertsmith and transformers for the same time, and compare validation losses.
 
-Bertsmith trains with its default recipe, and transformers with what it offers: random initial
-weights and AdamW, at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith
+Bertsmith trains with its default recipe, and transformers from random initial weights with AdamW,
+at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith
 also trains with AdamW, and both start from the same weights. In either case, both have the same
 examples, batch sizes, masking and dropout rates, precision and shape of the learning rate schedule.
 
@@ -47,7 +47,7 @@ NUM_EVALUATIONS = 20
 NUM_EVAL_SEQUENCES = 512
 #: More steps than any run takes.
 MANY_STEPS = 10**9
-#: Settings of Bertsmith's recipe that exist in transformers.
+#: Settings that restrict Bertsmith's recipe to features of transformers.
 SHARED_RECIPE = ("optim.optimizer=adamw", "schedule.neighbor_bias_steps=0")
 
 
@@ -217,7 +217,7 @@ def make_transformers_trainer(session: Session) -> Trainer:
 
 
 def _get_dropout_rates(settings: PretrainSettings) -> dict[str, float]:
-    """Return the dropout rates of transformers' config, if pre-training has a rate of its own."""
+    """Return the dropout rates of transformers' config; empty unless ``run.dropout`` is set."""
     if settings.run.dropout is None:
         return {}
     rate = settings.run.dropout
@@ -312,7 +312,7 @@ def build_sessions(options: argparse.Namespace) -> list[Session]:
                 Overrides(
                     data=options.store,
                     size=options.size,
-                    assignments=[*common, *recipe, *options.set],
+                    assignments=[*common, *options.set, *recipe],
                 ),
                 store,
             ),

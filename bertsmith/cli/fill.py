@@ -64,9 +64,9 @@ def fill(
     not fit together. A word that starts with ## continues the word before it. [SEP] in the text
     separates two segments.
     """
-    # The model reads texts in batches, ahead of those that are printed.
     if text != [STDIN]:
         check_unused_options({"--format": lines_format}, "only valid with -; remove it")
+    # The model reads texts in batches, ahead of those that are printed.
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownTokenWarning()
     check_device(device)

@@ -75,7 +75,7 @@ def build_graph(folder: Path, progress: Progress) -> None:
 def _save_graph(graph: Any, path: Path) -> None:
     """Write a graph; raise OSError if it is not completely written.
 
-    usearch raises RuntimeError if the disk is full, or does not notice it in its last buffer.
+    usearch raises RuntimeError if the disk is full, but does not report it for its last buffer.
     """
     problem = ""
     try:

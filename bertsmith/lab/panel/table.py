@@ -137,7 +137,7 @@ def build_notes(
     if any(model.is_untrained for model in models):
         notes.append(
             "Untrained models have the initialization in their name, or random weights, with "
-            "another seed in each run. Their output bias does not know the frequencies of tokens."
+            "another seed in each run. Their output bias is not initialized from token frequencies."
         )
     notes += [f"{model.label}: no masked-LM head." for model in models if not model.has_mlm_head]
     return notes

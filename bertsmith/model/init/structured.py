@@ -144,8 +144,8 @@ def init_cross_segment_heads(
 
 def _has_room_for_match_heads(config: ModelConfig) -> bool:
     """Return whether a model is large enough for heads that match tokens across segments."""
-    has_several = config.layers > 1 and config.heads > 1 and config.segments > 1
-    return has_several and config.head_dim >= _MIN_HEAD_DIM
+    is_large_enough = config.layers > 1 and config.heads > 1 and config.segments > 1
+    return is_large_enough and config.head_dim >= _MIN_HEAD_DIM
 
 
 def _count_position_pairs(config: ModelConfig) -> int:

@@ -167,8 +167,11 @@ def find_usable_queries(examples: RerankingExamples, settings: RerankingSettings
         highest = np.maximum.reduceat(examples.scores, examples.offsets[:-1])
         has_contrast = highest > np.minimum.reduceat(examples.scores, examples.offsets[:-1])
     if settings.random_negatives:
-        # If all documents are judged for a query, no other one can be drawn.
-        has_contrast |= has_relevant & (examples.counts < len(np.unique(examples.documents)))
+        # If all other documents are judged for a query, none can be drawn.
+        num_documents = len(np.unique(examples.documents)) - np.isin(
+            examples.queries, examples.documents
+        )
+        has_contrast |= has_relevant & (examples.counts < num_documents)
     return np.flatnonzero(has_contrast)
 
 

@@ -88,11 +88,8 @@ def test_interrupted_command_saves_its_state(tmp_path: Path, number: int) -> Non
     while not (log_file.exists() and "started" in log_file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    if number == signal.SIGINT:
-        # A terminal sends it to all processes.
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
+    # A terminal sends signals to all processes of the group.
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in errors.decode()

@@ -136,6 +136,10 @@ def test_query_with_all_documents_needs_different_scores(write_table: WriteTable
     rows = [{"query": query, "document": "d"} for query in ("ba", "be", "bi", "bo")]
     examples, settings = read(write_table("t.jsonl", rows), loss="ranknet", random_negatives=4)
     assert not len(find_usable_queries(examples, settings))
+    # The only other document is the query itself.
+    rows = [{"query": "ba", "document": "be"}, {"query": "be", "document": "ba"}]
+    examples, settings = read(write_table("u.jsonl", rows), loss="ranknet", random_negatives=4)
+    assert not len(find_usable_queries(examples, settings))
 
 
 def test_best_and_worst_document_are_drawn() -> None:
