@@ -1,9 +1,9 @@
 """Pre-train with Bertsmith and transformers for the same time, and compare validation losses.
 
 Bertsmith trains with its default recipe, and transformers from random initial weights with AdamW,
-at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith
-also trains with AdamW, and both start from the same weights. In either case, both have the same
-examples, batch sizes, masking and dropout rates, precision and shape of the learning rate schedule.
+at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith also trains with
+AdamW, and both start from the same weights. In either case, both have the same examples, batch
+sizes, masking and dropout rates, precision and shape of the learning rate schedule.
 
 Each library takes as many steps as fit into its time. They take turns of 20 seconds in one process,
 so that other load on the machine affects both. Evaluations do not count as training time.

@@ -1,6 +1,7 @@
 """The ``task`` settings: files, columns, and how text is encoded."""
 
 import math
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -150,9 +151,9 @@ class TaskSettings(SettingsTable):
                 raise ValueError(
                     f"the column {column!r} is both {role} and {other_role}; give different columns"
                 )
-        repeated_labels = sorted({name for name in self.labels if self.labels.count(name) > 1})
-        if repeated_labels:
-            raise ValueError(f"labels has {repeated_labels[0]!r} twice; give each label once")
+        for name, count in Counter(self.labels).items():
+            if count > 1:
+                raise ValueError(f"labels has {name!r} twice; give each label once")
         for column in self.ending_columns:
             if self.ending_columns.count(column) > 1:
                 raise ValueError(
