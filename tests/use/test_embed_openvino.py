@@ -1,5 +1,7 @@
 """Embedding with an OpenVINO graph: the vectors of the original model, and clear errors."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +111,30 @@ def test_a_graph_runs_on_the_cpu(exported: Path) -> None:
     """The device of other models, which is CUDA by default on a machine with a GPU, is ignored."""
     vectors = Embedder.load(exported, device="cuda").encode(TEXTS)
     np.testing.assert_array_equal(vectors, Embedder.load(exported).encode(TEXTS))
+
+
+INTERRUPT_SCRIPT = """
+import faulthandler, signal, sys
+from bertsmith import Embedder
+
+faulthandler.enable()
+first, second = (Embedder.load(sys.argv[1]) for _ in range(2))
+del first
+del second
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_signals_after_models_are_freed(exported: Path) -> None:
+    """A signal handler runs after models were freed in the order in which they were loaded."""
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPT_SCRIPT, exported],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert (process.returncode, process.stdout) == (0, "interrupted\n"), process.stderr
 
 
 def test_unavailable_settings_are_errors(embedder: Embedder, exported: Path) -> None:

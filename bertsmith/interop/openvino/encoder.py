@@ -4,6 +4,7 @@ This module needs the optional package ``openvino``.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal
@@ -55,7 +56,8 @@ class OpenVINOEncoder:
         """
         self.directory = directory
         self._num_layers = config.layers
-        core = import_openvino(f"{directory}: the OpenVINO graph").Core()
+        import_openvino(f"{directory}: the OpenVINO graph")
+        core = get_core()
         try:
             graph = core.read_model(directory / OPENVINO_FILE)
         except RuntimeError as error:
@@ -169,6 +171,17 @@ def load_embedding_encoder(
         return load_encoder(path, device=device)
     info, config, tokenizer = read_metadata(directory)
     return OpenVINOBundle(OpenVINOEncoder(directory, config), tokenizer, config, directory, info)
+
+
+@cache
+def get_core() -> Any:
+    """Return the ``openvino.Core`` of this process, which is never freed.
+
+    With the CPU plugin, a core replaces the alternate signal stack of its thread, and restores the
+    previous one when it is freed. If several cores are not freed in reverse order, the stack that
+    remains is unmapped memory, and the next signal, such as Ctrl-C, is a segmentation fault.
+    """
+    return import_openvino("OpenVINO graphs").Core()
 
 
 def import_openvino(purpose: str) -> Any:

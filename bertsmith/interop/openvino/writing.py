@@ -20,7 +20,7 @@ from bertsmith.bundle.directory import OPENVINO_FILE, OPENVINO_INFO_KEY, get_mod
 from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.files import atomic_directory
 from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
-from bertsmith.interop.openvino.encoder import INPUT_NAMES, import_openvino
+from bertsmith.interop.openvino.encoder import INPUT_NAMES, get_core, import_openvino
 from bertsmith.interop.sentence_transformers import PoolingConfig
 from bertsmith.interop.sentence_transformers.writing import (
     get_max_seqlen,
@@ -79,7 +79,7 @@ def write_openvino(
         work = folder / "work"
         work.mkdir()
         save_encoder_graph(bundle, work / MODEL_FILE)
-        graph = openvino.Core().read_model(work / MODEL_FILE)
+        graph = get_core().read_model(work / MODEL_FILE)
         if sequences is not None:
             graph = _quantize(nncf, graph, sequences)
         (folder / OPENVINO_FILE).parent.mkdir()
