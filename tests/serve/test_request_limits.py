@@ -297,9 +297,10 @@ def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) ->
         body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(HEADER % (path.encode(), len(body)) + body)
-            wait_until(lambda: pause.started.is_set() and batcher.queued_tokens > 100)
+            # All model threads have taken their batch, so none of them starts another one.
+            num_batches = len(batcher._threads)
+            wait_until(lambda: pause.num_batches == num_batches and batcher.queued_tokens > 100)
         wait_until(lambda: not get_middleware(server)._concurrency.num_active)
-        num_batches = pause.num_batches
         pause.resume.set()
         assert_works(server)
         assert batcher.queued_tokens == 0
