@@ -69,18 +69,30 @@ def iter_fillings(
         top: Number of predictions per mask.
         predict: Computes the probabilities at the [MASK] tokens.
         chunk_size: Number of texts encoded together.
+
+    Raises:
+        InputError: A text has no "[MASK]", or is longer than the model's maximum. The predictions
+            for the texts before it have been yielded.
     """
     if top < 1:
         raise InputError(f"top is {top}; expected at least one word per mask")
     bundle = resolve_model(model)
-    number = 0
+    first_number = 1
     for chunk in chunked(texts, chunk_size):
-        encoded = bundle.tokenizer.encode_batch(chunk, allow_special=True)
-        sequences = []
-        for text, ids in zip(chunk, encoded, strict=True):
-            number += 1
-            sequences.append(_build_masked_sequence(bundle, text, ids, number))
-        yield from _fill_sequences(bundle, chunk, sequences, top, predict)
+        all_sequences = _build_masked_sequences(bundle, chunk, first_number)
+        # If a text is invalid, the texts before it are filled before the error is raised.
+        for sequences in chunked(all_sequences, len(chunk)):
+            yield from _fill_sequences(bundle, chunk[: len(sequences)], sequences, top, predict)
+        first_number += len(chunk)
+
+
+def _build_masked_sequences(
+    bundle: PretrainedBundle, texts: list[str], first_number: int
+) -> Iterator[MaskedSequence]:
+    """Yield the sequence of each text. The texts are numbered from ``first_number``."""
+    encoded = bundle.tokenizer.encode_batch(texts, allow_special=True)
+    for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), first_number):
+        yield _build_masked_sequence(bundle, text, ids, number)
 
 
 def _build_masked_sequence(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bertsmith.bundle import FineTunedBundle
-from bertsmith.errors import TaskError
+from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
@@ -35,7 +35,7 @@ from bertsmith.use.table_output import (
     open_row_writer,
 )
 from bertsmith.use.token_vectors import Floats
-from bertsmith.use.vector_writers import to_index_line
+from bertsmith.use.vector_writers import LINES_FILE, to_index_line
 
 _STANDARD_COLUMNS: Final = (
     TextColumns(text="anchor", pair="positive"),
@@ -127,8 +127,11 @@ def mine_negatives(
         # Otherwise the error would come after hours, when the row is written.
         for text in chain(positives, *positives.values()):
             check_tsv_cell(text)
+    searcher = Searcher(index, model=model, device=device)
+    if table_format == "tsv":
+        _check_tsv_lines(searcher.path / LINES_FILE)
     miner = _Miner(
-        Searcher(index, model=model, device=device),
+        searcher,
         None if reranker is None else resolve_reranker(reranker),
         settings,
         counts,
@@ -151,6 +154,17 @@ def mine_negatives(
     finally:
         progress.finish()
     return counts
+
+
+def _check_tsv_lines(path: Path) -> None:
+    """Raise InputError if a line of an index cannot be written to TSV."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if b"\t" in line or b"\r" in line:
+                raise InputError(
+                    f"{path}, line {number:,}: TSV cannot hold the tab or carriage return of this "
+                    "line; write .csv, .jsonl or .parquet"
+                )
 
 
 def _choose_layout(table_format: str) -> TableLayout:

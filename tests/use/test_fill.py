@@ -134,9 +134,14 @@ def test_rows_beyond_the_vocabulary_are_ignored(model_dir: Path) -> None:
     ],
 )
 def test_errors_name_the_text(pretrained: PretrainedBundle, text: str, message: str) -> None:
-    """A text without a mask, or longer than the model's maximum, is an error with its number."""
+    """A text without a mask, or longer than the model's maximum, is an error with its number.
+
+    The texts before it are filled.
+    """
+    fillings = iter_fillings(pretrained, [TEXTS[0], text, TEXTS[1]], top=1)
+    assert next(fillings) == fill(pretrained, TEXTS[0], top=1)
     with pytest.raises(InputError, match=message):
-        list(iter_fillings(pretrained, [TEXTS[0], text]))
+        next(fillings)
 
 
 def test_text_of_maximum_length_is_accepted(pretrained: PretrainedBundle) -> None:

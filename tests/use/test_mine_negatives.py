@@ -210,6 +210,18 @@ def test_result_is_training_data(
     assert counts.num_rows == (len(PAIRS) * 3 if suffix.startswith((".csv", ".tsv")) else 4)
 
 
+def test_line_with_a_tab_cannot_be_written_to_tsv(
+    model: Path, pairs: Path, tmp_path: Path
+) -> None:
+    """The error comes before mining, and other formats are possible."""
+    lines = [*LINES, "a tab\tof a corpus"]
+    index = embed_lines(Embedder.load(model), lines, tmp_path / "i.index", VectorSettings()).path
+    with pytest.raises(InputError, match=rf"lines.txt, line {len(lines)}: TSV cannot hold the tab"):
+        mine(index, pairs, tmp_path / "out.tsv")
+    assert not (tmp_path / "out.tsv").exists()
+    mine(index, pairs, tmp_path / "out.jsonl")
+
+
 def test_mistakes_are_errors_and_write_nothing(index: Path, pairs: Path, tmp_path: Path) -> None:
     """Without negatives, or with invalid arguments, there is no output file."""
     out = tmp_path / "out.jsonl"
