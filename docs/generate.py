@@ -309,11 +309,13 @@ def render_lab_table(scale: str, name: str) -> str:
     folder = ROOT / "docs" / "lab" / scale
     table = folder / f"{name}.md"
     if not table.exists():
-        return "Not run at this scale yet."
+        return "Not finished at this scale yet."
     report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     num_missing, num_stages = len(report["missing"]), len(report["stages"])
     missing = f", {num_missing} of them still missing" if num_missing else ""
     num_results = f"{num_stages} result{'s' * (num_stages != 1)}{missing}"
+    if not name.startswith("external-"):
+        num_results += f", {report['seeds']} seed{'s' * (report['seeds'] != 1)}"
     heading = f"{report['question']} ({report['source']}; {num_results})"
     plot = f"![{name}](lab/{scale}/{name}.png)"
     tables = table.read_text(encoding="utf-8").strip()

@@ -98,8 +98,8 @@ def distill(
     dev: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A validation table with labels or scores; may be repeated. Default: a tenth of "
-            "the training data."
+            help="embedding, task: a validation table with labels or scores; may be repeated. "
+            "Default: a tenth of the training data (embedding: at most 1,000 texts)."
         ),
     ] = None,
     text: Annotated[

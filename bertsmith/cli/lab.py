@@ -77,8 +77,8 @@ def run_experiment(
     scale: Annotated[
         ScaleName,
         typer.Option(
-            help="smoke: a toy language, seconds; small: about an hour; medium: no "
-            "hand-set attention heads, about 14 core-hours for tables 5 and 6 and figure 5; full: "
+            help="smoke: a toy language, seconds; small: about an hour; medium: about 14 "
+            "core-hours for tables 5 and 6 and figure 5, without structured initialization; full: "
             "the paper's size."
         ),
     ] = ScaleName.small,

@@ -96,8 +96,8 @@ SCALES: dict[str, Scale] = {
         finetune_lr=3e-4, finetune_batch_size=32, squad_article_step=8, num_eval_sequences=256,
         nsp=False,
     ),
-    # The experiments pretraining-tasks, model-size and training-steps together take at most 20
-    # core-hours. No attention head is initialized by hand, so that downstream tasks show what is
+    # The experiments pretraining-tasks, model-size and training-steps together take about 14
+    # core-hours. The initialization is not structured, so that downstream tasks show what is
     # learned; with the bias and Muon, masked LM learns from context within the 4,000 steps also in
     # narrow models (docs/notebook.md). With 4,000 steps, pre-training improves named entity
     # recognition, but hardly the other tasks of the experiments.

@@ -80,7 +80,7 @@ class RunSettings(SettingsTable):
     #: Attention implementation: `reference` (explicit softmax), `padded`
     #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
     attention_kernel: Kernel = "auto"
-    #: Whether to use torch.compile; None: on a GPU.
+    #: Whether to use torch.compile; None: on a GPU, if Triton is installed.
     compile: bool | None = None
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: Threads = None
