@@ -210,9 +210,7 @@ def test_result_is_training_data(
     assert counts.num_rows == (len(PAIRS) * 3 if suffix.startswith((".csv", ".tsv")) else 4)
 
 
-def test_line_with_a_tab_cannot_be_written_to_tsv(
-    model: Path, pairs: Path, tmp_path: Path
-) -> None:
+def test_line_with_a_tab_cannot_be_written_to_tsv(model: Path, pairs: Path, tmp_path: Path) -> None:
     """The error comes before mining, and other formats are possible."""
     lines = [*LINES, "a tab\tof a corpus"]
     index = embed_lines(Embedder.load(model), lines, tmp_path / "i.index", VectorSettings()).path
