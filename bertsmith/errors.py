@@ -3,6 +3,8 @@
 The command line prints the message of such an error without a traceback, and exits with status 2.
 """
 
+_OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "not enough memory")
+
 
 class BertsmithError(Exception):
     """Base class of all errors that users can correct.
@@ -66,3 +68,14 @@ class MissingExtraError(BertsmithError):
             f"{purpose} needs the package {package!r}, which is not installed; "
             f"install it with: pip install 'bertsmith[{extra}]'"
         )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether Python, PyTorch or CUDA could not allocate memory."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    # Compared by name because torch may not be loaded.
+    is_cuda_error = type(error).__name__ == "OutOfMemoryError"
+    return is_cuda_error or any(phrase in str(error) for phrase in _OUT_OF_MEMORY_PHRASES)

@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from bertsmith.errors import BertsmithError, SettingsError
+from bertsmith.errors import BertsmithError, SettingsError, is_out_of_memory
 
 EXIT_BUG = 1
 #: The same status that Typer uses for invalid options.
@@ -17,7 +17,6 @@ _STORAGE_ERRORS = {
 }
 #: Parts of the messages of RuntimeErrors that mean out of memory. PyTorch's CPU allocator raises no
 #: more specific type.
-_OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "not enough memory")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -38,7 +37,7 @@ def explain_error(error: Exception) -> tuple[str, int]:
     """Return a one-line message about ``error``, and the exit status of the program."""
     if isinstance(error, BertsmithError):
         return f"error: {error}", EXIT_USER_ERROR
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return (
             "error: out of memory; use a smaller model, smaller batches or shorter inputs, or "
             "close other programs, and run the same command again"
@@ -54,16 +53,6 @@ def explain_error(error: Exception) -> tuple[str, int]:
         f"error: {message[:500]}: this is a bug in bertsmith; rerun with --debug (bertsmith "
         "--debug COMMAND ...) and report it"
     ), EXIT_BUG
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    # Compared by name because torch may not be loaded.
-    is_cuda_error = type(error).__name__ == "OutOfMemoryError"
-    return is_cuda_error or any(phrase in str(error) for phrase in _OUT_OF_MEMORY_PHRASES)
 
 
 def _explain_os_error(error: OSError) -> str:

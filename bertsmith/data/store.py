@@ -137,6 +137,7 @@ class Split:
         cls, documents: Iterable[Sequence[Sequence[int]]], name: str = "memory"
     ) -> Self:
         """Create a split in memory from documents, each a list of sentences of token ids."""
+        documents = list(documents)
         sentences = [np.asarray(ids, np.uint32) for document in documents for ids in document]
         document_sizes = [len(document) for document in documents]
         return cls(

@@ -8,6 +8,7 @@ requires computing only its block, and the examples of a batch come from all par
 
 import queue
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -337,7 +338,7 @@ class EndlessStream:
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
             self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
-        epoch_offset = int(np.searchsorted(self._epoch_starts, index, "right")) - 1
+        epoch_offset = bisect_right(self._epoch_starts, index) - 1
         return self._first_epoch + epoch_offset, index - self._epoch_starts[epoch_offset]
 
     def _get_stream(self, epoch: int) -> ExampleStream:

@@ -257,7 +257,9 @@ def keep_freed_memory() -> None:
     mallopt = _get_libc_function("mallopt")
     if mallopt is not None:
         # Blocks up to 1 GiB come from the heap. Larger blocks are returned when they are freed.
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
+        if not mallopt(_M_MMAP_THRESHOLD, 2**30):
+            # Older versions of glibc accept at most 32 MiB.
+            mallopt(_M_MMAP_THRESHOLD, 2**25)
         # The largest value of a C int: memory at the end of the heap is never returned.
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 

@@ -121,6 +121,14 @@ def test_store_without_held_out_documents_opens(
     assert store.load_split("heldout").counts.documents == 0
 
 
+def test_documents_of_a_split_may_be_a_generator() -> None:
+    """The documents are read once."""
+    documents = [[[5, 6], [7]], [[8, 9, 10]]]
+    split = Split.from_documents(document for document in documents)
+    assert split.counts == Split.from_documents(documents).counts
+    assert split.counts.documents == 2
+
+
 def test_writer_rejects_inconsistent_sizes(tmp_path: Path) -> None:
     """Sizes that do not add up, empty sentences and empty documents are errors."""
     writer = SplitWriter(tmp_path, "train", 16)

@@ -145,6 +145,21 @@ def test_dropout_seeds_the_generator_of_the_device(monkeypatch: pytest.MonkeyPat
     assert [generator.initial_seed() for generator in generators] == [unseeded, 7, 8]
 
 
+def test_older_glibc_keeps_blocks_of_up_to_32_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of glibc reject a larger threshold for blocks that are returned at once."""
+    thresholds: list[int] = []
+
+    def mallopt(parameter: int, value: int) -> int:
+        is_accepted = parameter != runtime_device._M_MMAP_THRESHOLD or value <= 2**25
+        if is_accepted and parameter == runtime_device._M_MMAP_THRESHOLD:
+            thresholds.append(value)
+        return int(is_accepted)
+
+    monkeypatch.setattr(runtime_device, "_get_libc_function", lambda _: mallopt)
+    keep_freed_memory()
+    assert thresholds == [2**25]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 def test_freed_memory_is_kept_until_it_is_trimmed() -> None:
     """Freed blocks of 64 MB in total remain in resident memory until ``trim_memory`` is called."""

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bertsmith.bundle import save_tensors
-from bertsmith.errors import RunError
+from bertsmith.errors import RunError, is_out_of_memory
 from bertsmith.files import atomic_directory, compute_file_sha256, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime.process_group import ProcessGroup
@@ -318,6 +318,8 @@ def restore(
             average.restore(load_file(directory / AVERAGE_FILE))
         _copy_weights(load_file(directory / WEIGHTS_FILE), model)
     except _READ_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
     return state
 
@@ -394,6 +396,8 @@ def load_weights(directory: Path, model: nn.Module) -> None:
             weights |= load_file(directory / AVERAGE_FILE)
         _copy_weights(weights, model)
     except _READ_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
 
 

@@ -45,7 +45,10 @@ _MIN_PAUSE_RATIO: Final = 20.0
 
 
 class _StepAverages:
-    """Moving averages of the duration of a step, and of a multiply-accumulate in the steps."""
+    """Moving averages of the duration of a step, and of a multiply-accumulate in the steps.
+
+    ``step_seconds`` is 0 until a duration is known.
+    """
 
     def __init__(self, step_seconds: float) -> None:
         self.step_seconds = step_seconds
@@ -56,6 +59,8 @@ class _StepAverages:
         """Add a step, unless it is the first one of the process, which is a warm-up."""
         if not self._is_warm:
             self._is_warm = True
+            if self.step_seconds == 0.0:
+                self.step_seconds = seconds
             return
         seconds = min(seconds, _MAX_STEP_RATIO * self.step_seconds)
         if self.mac_seconds is None:
@@ -162,7 +167,7 @@ class TimeDuration:
         Args:
             seconds: The time budget.
             clock: Measures the time used by the run.
-            step_seconds: Estimated time of a step.
+            step_seconds: Estimated time of a step; 0 if it is not known.
             evaluation_seconds: Estimated time of an evaluation.
             checkpoint_seconds: Estimated time of writing a checkpoint.
             curve_seconds: Estimated time of drawing the loss curve.

@@ -16,8 +16,6 @@ from bertsmith.train.pretraining.session import Session
 
 #: Estimated speed of writing the first checkpoint, in bytes per second.
 _WRITE_SPEED = 1e8
-#: Initial estimate of the step time of a resumed run, until its first checkpoint is read.
-_UNKNOWN_STEP_SECONDS = 1.0
 
 
 def count_checkpoint_bytes(session: Session) -> int:
@@ -56,7 +54,8 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
     seconds = get_budget_seconds(settings)
     assert seconds is not None
     if cost is None:
-        step_seconds = _UNKNOWN_STEP_SECONDS
+        # The checkpoint has the step time. Without a checkpoint, the first step is measured.
+        step_seconds = 0.0
         evaluation_seconds, _ = session.time_evaluation()
     else:
         step_seconds = cost.step_seconds

@@ -281,6 +281,23 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
         resume(tmp_path, model, optimizer, RecordingProgress())
 
 
+def test_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an intact checkpoint does not fit into memory, it is not renamed or called damaged."""
+    model, optimizer = _train_model()
+    for step in (1, 2):
+        save(tmp_path, TrainingState(step=step), model, optimizer, keep=9)
+
+    def run_out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(checkpoint, "_copy_weights", run_out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        resume(tmp_path, model, optimizer, RecordingProgress())
+    with pytest.raises(torch.OutOfMemoryError):
+        checkpoint.load_weights(tmp_path / CHECKPOINTS_DIR / "step-2", model)
+    assert {path.name for path in (tmp_path / CHECKPOINTS_DIR).iterdir()} == {"step-1", "step-2"}
+
+
 def test_load_weights_verifies_the_checksum(tmp_path: Path) -> None:
     """Damaged weights are rejected by ``load_weights`` and ``load_best``."""
     model, optimizer = _train_model()

@@ -36,6 +36,7 @@ class SimulatedRun:
         start: float = 8.0,
         warmup_steps: int = 10_000,
         load: float = 1.0,
+        is_step_time_known: bool = True,
     ) -> None:
         self.now = start
         self.load = load
@@ -47,7 +48,7 @@ class SimulatedRun:
         self.duration = TimeDuration(
             seconds,
             self.clock,
-            step_seconds=step_seconds(0) * load,
+            step_seconds=step_seconds(0) * load * is_step_time_known,
             evaluation_seconds=evaluation_seconds * load,
             checkpoint_seconds=0.3 * load,
             curve_seconds=0.3 * load,
@@ -304,6 +305,19 @@ def test_repeatedly_killed_run_ends_with_a_rate_of_zero(tmp_path: Path) -> None:
     third.train()
     assert third.now - 5.0 == pytest.approx(4.0, abs=0.1)
     assert third.factors[-1] < 0.01
+
+
+@pytest.mark.parametrize("step_seconds", [0.05, 18.0, 40.0])
+def test_run_without_a_checkpoint_measures_its_first_step(
+    tmp_path: Path, step_seconds: float
+) -> None:
+    """A run that was killed before its first checkpoint has no estimate of the step time."""
+    run = SimulatedRun(tmp_path, 3600.0, lambda _: step_seconds, evaluation_seconds=30.0,
+                       is_step_time_known=False)  # fmt: skip
+    _start(run).train()
+    assert run.finish() == pytest.approx(3600.0, rel=0.02)
+    assert run.checkpoints[0] < 600.0
+    assert len(run.evaluations) >= 9
 
 
 def test_process_after_the_last_step_is_finished_at_once(tmp_path: Path) -> None:
