@@ -133,7 +133,7 @@ def distill(
         is_new = stored_settings is None
         settings = stored_settings or settings
         # The length of a run that was interrupted while the teacher computed is not known yet.
-        is_new = is_new or settings.schedule.steps is None or settings.checkpoint.steps is None
+        is_new = is_new or settings.schedule.steps is None
         return _train(settings, distillation, run, progress, is_new=is_new)
 
 

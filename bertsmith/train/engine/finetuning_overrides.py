@@ -78,20 +78,15 @@ def _drop_computed_values(
     """Return the settings of another run without the values that the new run computes itself.
 
     These are the model config except for the dropout rates, the start model, the hash of the files,
-    the number of steps if epochs are set or the user sets a new length, and the margin if the user
-    sets a loss.
+    what depends on the machine, the number of steps if epochs are set or the user sets a new
+    length, and the margin if the user sets a loss.
     """
     tables = {name: get_table(settings, name) for name in settings}
-    tables["model"] = {
-        name: value
-        for name, value in get_table(settings, "model").items()
-        if name in MUTABLE_MODEL_FIELDS
-    }
+    drop_model_and_machine(tables)
     del tables[table]["fingerprint"]
     if "loss" in get_table(user_values, table):
         # The default margin of the triplet loss, which other losses do not use.
         tables[table].pop("triplet_margin", None)
-    tables.get("run", {}).pop("start_from", None)
     schedule = tables.get("schedule", {})
     has_new_length = bool(get_table(user_values, "schedule").keys() & {"steps", "epochs"})
     if has_new_length or schedule.get("epochs") is not None:
@@ -100,6 +95,29 @@ def _drop_computed_values(
         schedule.pop("epochs", None)
         schedule.pop("min_steps", None)
     return tables
+
+
+def drop_model_and_machine(tables: dict[str, dict[str, Any]]) -> None:
+    """Remove the start model and its config except for the dropout rates, and the machine.
+
+    The device, precision, attention kernel and threads are selected again if the device was
+    "cuda", and the threads if there were several processes, which have fewer threads each.
+
+    Args:
+        tables: Settings of a run, changed in place.
+    """
+    tables["model"] = {
+        name: value
+        for name, value in tables.get("model", {}).items()
+        if name in MUTABLE_MODEL_FIELDS
+    }
+    run = tables.get("run", {})
+    run.pop("start_from", None)
+    if run.pop("world_size", None) is not None:
+        run.pop("threads", None)
+    if run.get("device") == "cuda":
+        for name in ("device", "precision", "attention_kernel", "threads"):
+            run.pop(name, None)
 
 
 def build_run_values(

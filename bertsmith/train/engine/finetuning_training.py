@@ -25,7 +25,6 @@ from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
-from bertsmith.train.engine.settings import CheckpointSettings
 from bertsmith.train.engine.threads import count_free_cores
 
 RunSettingsType = TypeVar("RunSettingsType", bound=Settings)
@@ -193,30 +192,24 @@ def _select_on_machine(
     """Return the settings with the values that a run selects; the same object if it selects none.
 
     These are the device, precision, attention kernel and threads, unless they are already selected,
-    and for a new run the number of steps and the checkpoint interval.
+    and for a new run the number of steps.
     """
     if is_new or needs_machine(settings):
         settings = record_machine(settings, machine)
     if is_new:
         values: Any = settings
-        schedule, checkpoints = _resolve_steps(values.schedule, values.checkpoint, steps_per_epoch)
-        settings = settings.model_copy(update={"schedule": schedule, "checkpoint": checkpoints})
+        schedule = _resolve_steps(values.schedule, steps_per_epoch)
+        settings = settings.model_copy(update={"schedule": schedule})
     return settings
 
 
-def _resolve_steps(
-    schedule: ScheduleSettings, checkpoints: CheckpointSettings, steps_per_epoch: int
-) -> tuple[ScheduleSettings, CheckpointSettings]:
-    """Return the settings with the number of steps and the checkpoint interval."""
+def _resolve_steps(schedule: ScheduleSettings, steps_per_epoch: int) -> ScheduleSettings:
+    """Return the schedule with the number of steps."""
     assert schedule.steps or schedule.epochs
     steps = schedule.steps or max(
         schedule.min_steps, round((schedule.epochs or 0) * steps_per_epoch)
     )
-    checkpoint_every = checkpoints.steps or steps_per_epoch
-    return (
-        schedule.model_copy(update={"steps": steps}),
-        checkpoints.model_copy(update={"steps": checkpoint_every}),
-    )
+    return schedule.model_copy(update={"steps": steps})
 
 
 def _build_loop_options(
@@ -229,7 +222,6 @@ def _build_loop_options(
     """Return the options of the training loop for these settings."""
     options, optim = settings.run, settings.optim
     schedule, checkpoints = settings.schedule, settings.checkpoint
-    assert checkpoints.steps is not None
     total_steps = schedule.total_steps()
     return LoopOptions(
         duration=StepDuration(total_steps, 60 * checkpoints.minutes),
@@ -238,7 +230,7 @@ def _build_loop_options(
         lr_at_step=lambda step: optim.lr * compute_lr_factor(step, schedule),
         log_every=options.log_every,
         eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
-        checkpoint_every=checkpoints.steps,
+        checkpoint_every=checkpoints.steps or steps_per_epoch,
         keep_checkpoints=checkpoints.keep,
         has_asynchronous_checkpoints=checkpoints.is_asynchronous(machine.device.type),
         selection_metric=selection_metric,

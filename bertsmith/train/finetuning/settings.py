@@ -18,9 +18,9 @@ from bertsmith.settings import (
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine.finetuning_overrides import (
-    MUTABLE_MODEL_FIELDS,
     check_tables,
     compute_default_lr,
+    drop_model_and_machine,
     get_model_overrides,
     resolve_length,
 )
@@ -109,15 +109,17 @@ def _drop_computed_values(
     """Return the settings of another run without the values that the new run computes itself.
 
     These are the path and config of the start model (except for the dropout rates), the hash of the
-    data files, the number of steps if epochs are set, and task settings with their default value.
+    data files, what depends on the machine, the number of steps if epochs are set, and task
+    settings with their default value.
     The training file, its labels and the validation files are also removed if ``data`` is another
     file or folder.
 
     Raises:
         SettingsError: If the other run has another task.
     """
-    task_table = get_table(settings, "task")
-    schedule = get_table(settings, "schedule")
+    tables = {name: get_table(settings, name) for name in settings}
+    drop_model_and_machine(tables)
+    task_table, schedule = tables["task"], tables.get("schedule", {})
     name = task_table.pop("name", task)
     if name != task:
         raise SettingsError(
@@ -144,15 +146,7 @@ def _drop_computed_values(
             task_table.pop(key, None)
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
-    model = {
-        name: value
-        for name, value in get_table(settings, "model").items()
-        if name in MUTABLE_MODEL_FIELDS
-    }
-    run = {
-        name: value for name, value in get_table(settings, "run").items() if name != "start_from"
-    }
-    return {**settings, "task": task_table, "schedule": schedule, "model": model, "run": run}
+    return tables
 
 
 def resolve_settings(

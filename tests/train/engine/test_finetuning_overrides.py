@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from bertsmith.errors import SettingsError
 from bertsmith.settings import SettingsTable
@@ -14,8 +15,40 @@ from bertsmith.train.engine.finetuning_overrides import (
     check_data_files,
     compute_default_lr,
     get_model_overrides,
+    read_table_overrides,
     resolve_length,
 )
+from bertsmith.train.finetuning.settings import read_overrides
+
+
+@pytest.mark.parametrize("table", ["task", "embedding"])
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"device": "cpu", "precision": "fp32", "threads": 3, "world_size": 2},
+         {"device": "cpu", "precision": "fp32"}),
+        ({"device": "cpu", "threads": 3}, {"device": "cpu", "threads": 3}),
+        ({"device": "cuda", "precision": "bf16", "attention_kernel": "varlen", "threads": 8}, {}),
+        ({"device": "cuda:1", "precision": "bf16"}, {"device": "cuda:1", "precision": "bf16"}),
+    ],
+)  # fmt: skip
+def test_settings_of_a_run_on_another_machine(
+    tmp_path: Path, table: str, machine: dict[str, object], expected: dict[str, object]
+) -> None:
+    """A new run with the settings.toml of a run selects what the machine determined."""
+    stored = {
+        table: {"fingerprint": "1a2b"},
+        "model": {"width": 8, "dropout": 0.2},
+        "run": {"start_from": "model", "seed": 5, **machine},
+    }
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps(stored))
+    if table == "task":
+        overrides = read_overrides("classify", None, config, None, ())
+    else:
+        overrides = read_table_overrides(table, config, None, ())
+    assert overrides["run"] == {"seed": 5, **expected}
+    assert overrides["model"] == {"dropout": 0.2}
 
 
 @pytest.mark.parametrize("schedule", [{}, {"decay": "linear"}])

@@ -333,6 +333,8 @@ def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path
         )
         # One epoch has 72 texts in batches of 8.
         assert result.steps == (3 if assignments else 72 // 8)
+        # The interval of checkpoints is an epoch of these data.
+        assert "steps" not in read_toml(run / "settings.toml")["checkpoint"]
         task = read_toml(run / "settings.toml")["task"]
         assert (task["labels"], task["train_file"]) == (["false", "true"], str(other))
     with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
