@@ -24,8 +24,12 @@ KEY = "offen, Sésam: öffne"
 
 @pytest.fixture(scope="module")
 def protected_server(models: list[ServedModel]) -> Iterator[RunningServer]:
-    """A server with an API key and a page."""
-    with run_server(models[:1], key=KEY, has_page=True) as server:
+    """A server with an API key and a page, which answers wrong keys without delay."""
+
+    async def skip_delay(_: float) -> None:
+        pass
+
+    with run_server(models[:1], key=KEY, has_page=True, sleep=skip_delay) as server:
         yield server
 
 
