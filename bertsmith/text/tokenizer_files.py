@@ -34,6 +34,10 @@ VOCAB_FILE = "vocab.txt"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 #: File with the ids of added tokens, in tokenizers that are older than tokenizer.json.
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
+#: File with the special tokens, which transformers only reads without ``added_tokens_decoder``.
+_SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+#: Keys with special tokens in addition to BERT's: the current one and the older one.
+_EXTRA_KEY, _OLD_EXTRA_KEY = "extra_special_tokens", "additional_special_tokens"
 #: File for properties that Hugging Face's files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
 #: A model's config, which determines how transformers reads the tokenizer in the same directory.
@@ -310,20 +314,57 @@ def _read_vocab_txt(
 def _read_added_tokens(
     config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...]
 ) -> tuple[AddedTokenSpec, ...]:
-    """Return the added tokens in tokenizer_config.json or added_tokens.json, ordered by id."""
+    """Return the added tokens and extra special tokens of a tokenizer without tokenizer.json.
+
+    Added tokens are in tokenizer_config.json or added_tokens.json, and are ordered by id. Extra
+    special tokens, which follow, have no id in the files. As they have no embedding otherwise, only
+    those in the vocabulary are returned.
+    """
     decoder = get_object(config, "added_tokens_decoder", config_file)
     old_file = config_file.with_name(_ADDED_TOKENS_FILE)
     if not decoder and old_file.is_file():
         ids = read_json_object(old_file)
         tokens = [{"content": content, "id": token_id} for content, token_id in ids.items()]
-        return parse_added_tokens(tokens, vocab, old_file)
-    tokens = [
-        {**token, "id": int(key) if key.isdecimal() else key}
-        for key, token in decoder.items()
+        added = parse_added_tokens(tokens, vocab, old_file)
+    else:
+        tokens = [
+            {**token, "id": int(key) if key.isdecimal() else key}
+            for key, token in decoder.items()
+            if isinstance(token, dict)
+        ]
+        is_valid = len(tokens) == len(decoder)
+        added = parse_added_tokens(tokens if is_valid else None, vocab, config_file)
+    special_tokens = parse_added_tokens(
+        _list_extra_special_tokens(config_file, config), vocab, config_file
+    )
+    names = set(vocab) - {token.content for token in added}
+    return added + tuple(token for token in special_tokens if token.content in names)
+
+
+def _list_extra_special_tokens(config_file: Path, config: Mapping[str, Any]) -> list[Any]:
+    """Return the special tokens other than BERT's in the form of ``parse_added_tokens``.
+
+    As in transformers, special_tokens_map.json is only used without ``added_tokens_decoder``.
+    """
+    tokens = _list_tokens(config.get(_EXTRA_KEY) or config.get(_OLD_EXTRA_KEY))
+    if "added_tokens_decoder" not in config:
+        special_tokens = _read_optional_json(config_file.with_name(_SPECIAL_TOKENS_FILE))
+        tokens += _list_tokens(special_tokens.get(_EXTRA_KEY))
+        tokens = tokens or _list_tokens(special_tokens.get(_OLD_EXTRA_KEY))
+    objects = [{"content": token} if isinstance(token, str) else token for token in tokens]
+    unique = {
+        str(token.get("content")): {"normalized": False, **token, "special": True}
+        for token in objects
         if isinstance(token, dict)
-    ]
-    is_valid = len(tokens) == len(decoder)
-    return parse_added_tokens(tokens if is_valid else None, vocab, config_file)
+    }
+    return [*unique.values(), *(token for token in objects if not isinstance(token, dict))]
+
+
+def _list_tokens(value: Any) -> list[Any]:
+    """Return the tokens in a list, or in an object that maps names to tokens."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list) else []
 
 
 def _is_decomposed(vocab: tuple[str, ...]) -> bool:

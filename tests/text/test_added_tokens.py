@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
-from transformers import AutoTokenizer, BertTokenizerFast
+from transformers import AutoTokenizer, BertTokenizer, BertTokenizerFast
 
 from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.errors import TokenizerError
@@ -86,6 +86,41 @@ def test_added_tokens_are_read_without_tokenizer_json(hf_directory: Path) -> Non
     message = f"'new york' has the id 'x'; expected {len(WORDS)}"
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.load(hf_directory)
+
+
+@pytest.mark.parametrize("file_name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize(
+    "token", ["[E1]", {"__type": "AddedToken", "content": "[E1]", "lstrip": True}]
+)
+def test_extra_special_tokens_are_read_without_tokenizer_json(
+    tmp_path: Path, file_name: str, key: str, token: object
+) -> None:
+    """An extra special token in the vocabulary is one token, as with ``transformers``."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "[E1]"]))
+    (tmp_path / file_name).write_text(json.dumps({"do_lower_case": True, key: [token, "[SEP]"]}))
+    hf_tokenizer = BertTokenizer.from_pretrained(tmp_path)
+    expected = [hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode_batch(TEXTS, allow_special=True) == expected
+    assert tokenizer.ids_to_tokens(tokenizer.encode("[E1]")) == ["[E1]"]
+    tokenizer.save(tmp_path / "saved")
+    assert Tokenizer.load(tmp_path / "saved").spec == tokenizer.spec
+
+
+def test_special_tokens_map_is_ignored_with_added_tokens_decoder(tmp_path: Path) -> None:
+    """With ``added_tokens_decoder``, special_tokens_map.json is not read, as in transformers.
+
+    Extra special tokens outside the vocabulary are ignored, because they have no embedding.
+    """
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "[E1]"]))
+    config_file = tmp_path / "tokenizer_config.json"
+    config_file.write_text(json.dumps({"added_tokens_decoder": {}}))
+    special_tokens = {"additional_special_tokens": ["[E1]"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_tokens))
+    assert not Tokenizer.load(tmp_path).spec.added
+    config_file.write_text(json.dumps({"additional_special_tokens": ["[E2]"]}))
+    assert not Tokenizer.load(tmp_path).spec.added
 
 
 def test_added_tokens_are_matched_in_plain_text(hf_directory: Path) -> None:
