@@ -13,7 +13,7 @@ from transformers import BertConfig
 from transformers import BertForPreTraining as HFBertForPreTraining
 
 from bertsmith import bundle
-from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
+from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle, TaskKind
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
 from bertsmith.interop.tensorflow.names import is_training_state, to_official_name
@@ -25,6 +25,7 @@ from bertsmith.interop.tensorflow.reading import (
 from bertsmith.interop.tensorflow.release import read_config
 from bertsmith.interop.tensorflow.writing import write_checkpoint, write_tensorflow
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.packed import pack_sequences
 from bertsmith.text.tokenizer_spec import TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
@@ -400,6 +401,17 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
         bundle.save(directory, BertForPreTraining(make_prime_size_config()), Tokenizer(spec), {})
         assert len(write_tensorflow(directory, directory / "release")) == notes
         assert read_pretrained(directory / "release").tokenizer.spec == spec
+
+
+@pytest.mark.parametrize("kind", ["single", "span"])
+def test_bilstm_is_not_exported(tmp_path: Path, kind: TaskKind) -> None:
+    """A model with a BiLSTM between encoder and head is rejected, and nothing is written."""
+    head = HeadConfig(kind, ("A", "B") if kind == "single" else ())
+    model = head.build_model(make_prime_size_config(), BiLSTMSettings(width=4, layers="last"))
+    bundle.save_fine_tuned(tmp_path / "model", model, make_tokenizer(), head, {})
+    with pytest.raises(ModelError, match=r"has no BiLSTM \(features\)"):
+        write_tensorflow(tmp_path / "model", tmp_path / "release")
+    assert not (tmp_path / "release").exists()
 
 
 def test_stored_weights_determine_the_exported_heads(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from bertsmith.interop.tensorflow.protobuf import (
 )
 from bertsmith.interop.tensorflow.release import CONFIG_FILE, to_original_config
 from bertsmith.interop.tensorflow.sstable import encode_table
+from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Common prefix of the names of the checkpoint's files, as in all original releases.
@@ -54,6 +55,11 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
     bundle = load_model(directory)
     info = {**bundle.info, "positions": bundle.config.positions}
     if isinstance(bundle, FineTunedBundle):
+        if isinstance(bundle.model, BertWithBiLSTM):
+            raise ModelError(
+                f"{directory}: the original BERT has no BiLSTM (features); fine-tune a model "
+                "without features and export it"
+            )
         if bundle.head.kind not in ("single", "span"):
             raise ModelError(
                 f"{directory}: the original release supports single-label classification and "
