@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bertsmith.bundle.config import to_hf_config
 from bertsmith.bundle.directory import get_model_name
 from bertsmith.bundle.mlm_head import list_untrained_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import shorten_list
+from bertsmith.text.segmenter import SEGMENTER_NOTE
 from bertsmith.text.wordpiece import Tokenizer
 
 MODEL_CARD_FILE: Final = "README.md"
@@ -98,12 +100,21 @@ def build_model_card(
         title, layout = "BERT for sentence embeddings", "sentence-transformers"
     elif pipeline_tag == _TEXT_RANKING:
         title = "BERT for reranking"
+    description = f"a plain BERT in the layout of {layout}"
+    needs_bertsmith = to_hf_config(config)["model_type"] != "bert" or bool(info.get("features"))
+    if needs_bertsmith:
+        description = "a BERT that only Bertsmith loads"
+        usage_lines = _bertsmith_usage_lines(kind)
+    else:
+        usage_lines = _usage_lines(pipeline_tag, config)
+    if tokenizer.segmenter is not None:
+        usage_lines += ["", f"{SEGMENTER_NOTE[0].upper()}{SEGMENTER_NOTE[1:]}."]
     label_lines = [f"- {line}" for line in shorten_list([*map(_to_line, labels)], _MAX_LABELS)]
     lines = [
-        *_front_matter(info, pipeline_tag, publication.license_id),
+        *_front_matter(info, "" if needs_bertsmith else pipeline_tag, publication.license_id),
         f"# {title}",
         "",
-        f"{_describe_origin(info)}: a plain BERT in the layout of {layout}.",
+        f"{_describe_origin(info)}: {description}.",
         "",
         *([publication.notes.strip(), ""] if publication.notes.strip() else []),
         *_section("Model", _model_lines(config, tokenizer, info, publication.name)),
@@ -112,7 +123,7 @@ def build_model_card(
         *_section("Training", [*_training_lines(info), *_publication_lines(publication)]),
         *_section("Results on held-out data", _result_lines(info)),
         *_section("Comparison with other models", [publication.panel] if publication.panel else []),
-        *_section("Use", _usage_lines(pipeline_tag, config)),
+        *_section("Use", usage_lines),
         *_section("License", [_describe_license(publication.license_id)]),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -148,13 +159,19 @@ def _describe_license(license_id: str) -> str:
 
 
 def _front_matter(info: Mapping[str, Any], pipeline_tag: str, license_id: str) -> Iterator[str]:
-    """Yield the lines of the front matter. Values are written as JSON, which is valid YAML."""
+    """Yield the lines of the front matter. Values are written as JSON, which is valid YAML.
+
+    Args:
+        info: The content of bertsmith.json.
+        pipeline_tag: The task on the hub; empty for a model that no library of the hub loads.
+        license_id: License of the weights on the hub; empty if it is unknown.
+    """
     is_embedder_or_reranker = pipeline_tag in (_SENTENCE_SIMILARITY, _TEXT_RANKING)
-    values: dict[str, Any] = {
-        "library_name": "sentence-transformers" if is_embedder_or_reranker else "transformers",
-        "pipeline_tag": pipeline_tag,
-        "tags": ["bert", "bertsmith"],
-    }
+    values: dict[str, Any] = {}
+    if pipeline_tag:
+        library = "sentence-transformers" if is_embedder_or_reranker else "transformers"
+        values = {"library_name": library, "pipeline_tag": pipeline_tag}
+    values["tags"] = ["bert", "bertsmith"]
     language = _get_nested(info, "provenance", "language")
     if isinstance(language, str) and language.isalpha():
         values["language"] = language
@@ -319,6 +336,17 @@ def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
         f'model = {class_name}.from_pretrained("path or hub id")',
         "```",
     ]
+
+
+def _bertsmith_usage_lines(kind: str | None) -> list[str]:
+    """Return the lines of code for a model that only Bertsmith loads; see ``build_model_card``."""
+    if kind is None:
+        code = ["import bertsmith", "", 'model = bertsmith.load("path or hub id")']
+        return ["```python", *code, "```"]
+    command = 'bertsmith predict "path or hub id" --input texts.txt'
+    if kind == RERANKING:
+        command = 'bertsmith rerank "path or hub id" "a query" "a document" "another document"'
+    return ["```sh", command, "```"]
 
 
 def _base_model_name(info: Mapping[str, Any]) -> str:

@@ -8,9 +8,15 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from bertsmith.errors import MissingExtraError, TokenizerError
+
+#: What users of a model with a segmenter have to do in other libraries.
+SEGMENTER_NOTE: Final = (
+    "segment texts before tokenization: this model was trained with a segmenter, which "
+    "tokenizer.json does not contain"
+)
 
 
 class Segmenter(Protocol):

@@ -1,5 +1,6 @@
 """Loading and saving of fine-tuned models, and loading of encoders for fine-tuning."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig, load_fine_tuned, load_for_fine_tuning, save_fine_tuned
 from bertsmith.errors import ModelError
+from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
 from tests.model.examples import make_prime_size_config, make_tokenizer
@@ -130,6 +132,19 @@ def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, has_pooler: bool) -> Non
         expected = hf_model(ids, token_type_ids=segments).last_hidden_state[0]
         hidden = loaded.model.eval().bert(pack_sequences(SEQUENCES[:1]))
         torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "command"), [("classify", "bertsmith predict"), ("rerank", "bertsmith rerank")]
+)
+def test_model_card_of_a_bilstm_names_a_command(tmp_path: Path, task: str, command: str) -> None:
+    """The card of a model that no class of transformers loads names a command of Bertsmith."""
+    head = HeadConfig("single", ("a", "b"))
+    model = head.build_model(make_prime_size_config(), BiLSTMSettings(width=4, layers="last"))
+    save_fine_tuned(tmp_path / "model", model, make_tokenizer(), head, {"task": task})
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f'```sh\n{command} "path or hub id" ' in card
+    assert not re.search("transformers|Hugging Face|library_name|pipeline_tag", card)
 
 
 def test_pretrained_model_is_rejected(tmp_path: Path) -> None:

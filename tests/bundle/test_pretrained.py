@@ -1,10 +1,12 @@
 """Model directories of pre-trained models."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from bertsmith.errors import ModelError, TokenizerError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import pack_sequences
+from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import (
     FEED_FORWARD,
     MAX_POSITIONS,
@@ -33,6 +36,7 @@ from tests.model.examples import (
     make_tokenizer,
     randomize_weights,
 )
+from tests.text.test_vocabulary_extension import HalvingSegmenter
 
 
 def save_random_model(directory: Path, **config_changes: Any) -> BertForPreTraining:
@@ -129,6 +133,16 @@ def test_model_card_of_many_files_is_short(tmp_path: Path) -> None:
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "- `9.txt`\n- … and 590 more\n" in card
     assert "`10.txt`" not in card
+
+
+def test_model_card_says_that_texts_must_be_segmented(tmp_path: Path) -> None:
+    """Other libraries do not run the segmenter of a model."""
+    config = make_prime_size_config()
+    spec = replace(make_tokenizer().spec, segmenter=("halves", "1.0"))
+    tokenizer = Tokenizer(spec, HalvingSegmenter())
+    bundle.save(tmp_path / "model", BertForPreTraining(config), tokenizer, {})
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "```\n\nSegment texts before tokenization: this model was trained with a seg" in card
 
 
 #: Script that loads model directories with transformers and prints the results as JSON. It runs in
@@ -246,12 +260,19 @@ def test_config_without_architectures_is_loaded(tmp_path: Path) -> None:
 def test_transformers_rejects_non_bert_architectures(
     config_changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Models with pre-norm, causal attention or ELU get a model_type unknown to transformers."""
+    """Models with pre-norm, causal attention or ELU get a model_type unknown to transformers.
+
+    Their card has no code for transformers.
+    """
     save_random_model(tmp_path / "model", **config_changes)
     hf_config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert hf_config["model_type"] == "bertsmith"
     with pytest.raises(ValueError, match="model type `bertsmith`"):
         AutoModel.from_pretrained(tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "a BERT that only Bertsmith loads" in card
+    assert 'model = bertsmith.load("path or hub id")' in card
+    assert not re.search("transformers|Hugging Face|library_name|pipeline_tag", card)
 
 
 def test_left_to_right_model_is_saved_but_cannot_fill_masks(tmp_path: Path) -> None:

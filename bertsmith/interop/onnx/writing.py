@@ -32,6 +32,7 @@ from bertsmith.interop.sentence_transformers.writing import (
     get_max_seqlen,
     write_metadata,
 )
+from bertsmith.text.segmenter import SEGMENTER_NOTE
 from bertsmith.version import __version__
 
 #: File names that Hugging Face Optimum expects.
@@ -159,10 +160,7 @@ def _build_notes(bundle: AnyBundle) -> list[str]:
     notes = describe_names(bundle.path, "unused weights", unused_weights)
     notes += describe_unused_rows(bundle.path, bundle.config, bundle.tokenizer)
     if bundle.tokenizer.segmenter is not None:
-        notes.append(
-            "segment texts before tokenization: this model was trained with a segmenter, which "
-            "tokenizer.json does not contain"
-        )
+        notes.append(SEGMENTER_NOTE)
     if bundle.config.attention == "causal":
         notes.append("pad after the text, not before it: the attention of this model is causal")
     return notes
