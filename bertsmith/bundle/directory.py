@@ -39,8 +39,13 @@ _MODEL_PATTERNS: Final = (
     "model*.safetensors",
 )  # fmt: skip
 _PICKLE_PATTERN: Final = "pytorch_model*.bin"
+#: Pattern for the folders of sentence-transformers modules, such as 1_Pooling. Other folders, such
+#: as the checkpoints of a trainer, are not part of the model.
+MODULE_FOLDERS: Final = "[0-9]*_*"
 #: Patterns for the configs and weights of sentence-transformers modules in folders.
-_HASHED_MODULE_PATTERNS: Final = ("*/config.json", "*/model.safetensors", "*/pytorch_model.bin")
+_HASHED_MODULE_PATTERNS: Final = tuple(
+    f"{MODULE_FOLDERS}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE)
+)
 #: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
 #: models. README.md has no influence on the hash.
 _HASHED_PATTERNS: Final = (

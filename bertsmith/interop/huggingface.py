@@ -19,6 +19,7 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.directory import (
+    MODULE_FOLDERS,
     is_reference_model,
     is_unfinished_run,
     list_candidate_directories,
@@ -33,8 +34,8 @@ _UPLOAD_PATTERNS: Final = (
     "README.md", "config.json", "bertsmith.json", "tokenizer.json", "tokenizer_config.json",
     "vocab.txt", "added_tokens.json", "special_tokens_map.json", "model*.safetensors",
     "model.safetensors.index.json", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
-    "*/model.safetensors",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+    f"{MODULE_FOLDERS}/config.json", f"{MODULE_FOLDERS}/model.safetensors",
     # Files of `bertsmith lab release`, to which the model card refers.
     "curve.png", "settings.toml", "training.json", "results/panel.json",
 )  # fmt: skip

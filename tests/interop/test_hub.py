@@ -211,9 +211,13 @@ def test_mistyped_paths_are_not_sent_to_the_hub(
 
 
 def test_push_uploads_the_model_files(hub: FakeHub, tmp_path: Path) -> None:
-    """Pushing uploads all files of the model in one commit, also to a branch."""
+    """Pushing uploads all files of the model in one commit, also to a branch.
+
+    Checkpoints of a trainer in the same directory are not uploaded.
+    """
     files = write_model(tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("mine")
+    write_model(tmp_path / "m" / "checkpoint-500")
     uploaded = push_to_hub(tmp_path / "m", REPO_ID, private=True, endpoint=hub.url, token="secret")
     assert hub.repos[REPO_ID]["main"] == files
     assert uploaded.commit == commit_hash(files)

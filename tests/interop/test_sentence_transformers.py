@@ -290,6 +290,11 @@ def test_hash_covers_all_modules(tmp_path: Path, pretrained_dir: Path) -> None:
     assert len(set(hashes)) == 4
     old.parent.rename(tmp_path / "moved")
     assert hash_model_files(tmp_path / "moved" / "0_Transformer") == hashes[-1]
+    # Checkpoints of a trainer are not part of the model.
+    shutil.copytree(tmp_path / "moved" / "0_Transformer", tmp_path / "moved" / "checkpoint-500")
+    assert hash_model_files(tmp_path / "moved" / "0_Transformer") == hashes[-1]
+    shutil.copytree(tmp_path / "moved" / "0_Transformer", model / "checkpoint-500")
+    assert hash_model_files(model) == hashes[1]
 
 
 @pytest.mark.parametrize("nsp", [True, False])
