@@ -13,7 +13,7 @@ from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
 from bertsmith.bundle.single_segment import reject_pairs
 from bertsmith.bundle.tensor_files import save_tensors
-from bertsmith.bundle.weight_names import to_hf_state_dict
+from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
 from bertsmith.bundle.weights import build_with_weights, open_weights
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, write_json
@@ -86,9 +86,7 @@ def save_encoder(
     config = model.config
     hf_config = to_hf_config(config) | {"pad_token_id": tokenizer.pad_id}
     prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
-    # to_hf_state_dict expects the names of a model with heads, in which the encoder is "bert".
-    state = {f"bert.{name}": value for name, value in model.state_dict().items()}
-    tensors = {name.removeprefix("bert."): value for name, value in to_hf_state_dict(state).items()}
+    tensors = to_hf_encoder_state_dict(model.state_dict())
     with atomic_directory(directory) as new:
         save_tensors(tensors, new / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(new / CONFIG_FILE, hf_config | {"architectures": [f"{prefix}Model"]})

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -86,6 +87,24 @@ def to_hf_state_dict(
         for hf_name, chunk in zip(hf_names, chunks, strict=True):
             hf_state[hf_name] = chunk.contiguous()
     return hf_state
+
+
+def to_hf_encoder_state_dict(
+    encoder: Mapping[str, Tensor],
+    pooler: Mapping[str, Tensor] = MappingProxyType({}),
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """Return the state dict of transformers' BertModel, as tensors of a dtype on the CPU.
+
+    Args:
+        encoder: The state dict of an encoder.
+        pooler: The weights of a pooler, with the prefix "pooler."; empty for no pooler.
+        dtype: The dtype of the tensors.
+    """
+    # Unlike the names of a model with heads, those of a BertModel do not start with "bert.".
+    state = {**{f"bert.{name}": value for name, value in encoder.items()}, **pooler}
+    hf_state = to_hf_state_dict(state, dtype)
+    return {name.removeprefix("bert."): value for name, value in hf_state.items()}
 
 
 def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:

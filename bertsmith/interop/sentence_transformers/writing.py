@@ -16,10 +16,10 @@ from bertsmith.bundle import (
     load_encoder,
     save_tensors,
     to_hf_config,
-    to_hf_state_dict,
 )
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.bundle.model_card import MODEL_CARD_FILE
+from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
 from bertsmith.bundle.weights import open_weights
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
@@ -131,12 +131,7 @@ def save_sentence_transformers(
         model_card: Content of README.md; None for no model card.
     """
     with atomic_directory(directory) as folder:
-        # The names of an encoder without heads do not start with "bert.", which conversion needs.
-        state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
-        tensors = {
-            name.removeprefix("bert."): value
-            for name, value in to_hf_state_dict({**state, **pooler_weights}).items()
-        }
+        tensors = to_hf_encoder_state_dict(bundle.model.state_dict(), pooler_weights)
         save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_metadata(folder, bundle, config, info, has_pooler=bool(pooler_weights))
         if model_card is not None:
