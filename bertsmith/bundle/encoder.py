@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
@@ -21,6 +22,11 @@ from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import Pooler
 from bertsmith.text.wordpiece import Tokenizer
+
+#: Note for users about a written encoder without a pooler.
+NO_POOLER_NOTE: Final = (
+    "the model has no pooler: transformers' AutoModel warns that it initializes a new one"
+)
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,16 @@ def load_encoder(
 
 
 def save_encoder(
-    directory: Path, model: BertModel, tokenizer: Tokenizer, info: Mapping[str, Any]
+    directory: Path,
+    model: BertModel,
+    tokenizer: Tokenizer,
+    info: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    pooler_weights: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Write the directory of an encoder without heads atomically, replacing an existing one.
 
-    transformers' AutoModel adds a pooler with random weights unless it is loaded with
+    Without a pooler, transformers' AutoModel adds one with random weights unless it is loaded with
     ``add_pooling_layer=False``.
 
     Args:
@@ -82,11 +93,13 @@ def save_encoder(
         model: The encoder.
         tokenizer: The model's tokenizer.
         info: Content of bertsmith.json, such as provenance.
+        dtype: The dtype of the stored weights.
+        pooler_weights: Weights as returned by ``load_pooler_weights``; empty for no pooler.
     """
     config = model.config
     hf_config = to_hf_config(config) | {"pad_token_id": tokenizer.pad_id}
     prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
-    tensors = to_hf_encoder_state_dict(model.state_dict())
+    tensors = to_hf_encoder_state_dict(model.state_dict(), pooler_weights, dtype)
     with atomic_directory(directory) as new:
         save_tensors(tensors, new / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(new / CONFIG_FILE, hf_config | {"architectures": [f"{prefix}Model"]})
@@ -110,3 +123,11 @@ def load_pooler(directory: Path, config: ModelConfig) -> Pooler:
     pooler = container["pooler"]
     assert isinstance(pooler, Pooler)
     return pooler
+
+
+def load_pooler_weights(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the weights of a pooler, with the prefix "pooler."; empty if there is no pooler."""
+    if not open_weights(directory, config).has_pooler:
+        return {}
+    state = load_pooler(directory, config).state_dict()
+    return {f"pooler.{name}": value for name, value in state.items()}

@@ -12,6 +12,7 @@ import torch
 from bertsmith.bundle import (
     CONFIG_FILE,
     WEIGHTS_FILE,
+    PretrainedBundle,
     load_model,
     locate_model,
     open_weights,
@@ -24,7 +25,10 @@ from bertsmith.bundle.directory import (
     is_unfinished_run,
     list_candidate_directories,
 )
+from bertsmith.bundle.encoder import NO_POOLER_NOTE, load_pooler_weights, save_encoder
 from bertsmith.bundle.metadata import read_metadata
+from bertsmith.bundle.pretrained import describe_unused_rows
+from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
 from bertsmith.interop.sentence_transformers.pooling import find_root
@@ -76,6 +80,8 @@ def is_model_directory(source: str) -> bool:
 def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32") -> list[str]:
     """Write a model directory with one safetensors file.
 
+    A pre-trained model without a trained head is written as an encoder.
+
     Args:
         model: A model directory, run directory, reference model or hub id.
         out: A directory that is empty or does not exist.
@@ -94,8 +100,11 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     out = Path(out)
     check_new_directory(out)
     bundle = load_model(model)
-    save_model(out, bundle, _DTYPES[dtype])
-    notes = bundle.notes()
+    if isinstance(bundle, PretrainedBundle) and not any(map(bundle.has_head, ("mlm.", "nsp."))):
+        notes = _write_encoder(bundle, out, _DTYPES[dtype])
+    else:
+        save_model(out, bundle, _DTYPES[dtype])
+        notes = bundle.notes()
     if find_root(bundle.path) is not None:
         notes.append(
             "this format has no modules of sentence-transformers: pooling, prompts and "
@@ -107,6 +116,26 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
             "and has neither the activation ELU nor a BiLSTM (the config has model_type bertsmith)"
         )
     return notes
+
+
+def _write_encoder(bundle: PretrainedBundle, out: Path, dtype: torch.dtype) -> list[str]:
+    """Write the encoder, and the pooler if there is one, of a model without trained heads.
+
+    Returns:
+        Notes for the user.
+    """
+    pooler_weights = {}
+    if not any(name.startswith("pooler.") for name in bundle.new_weights):
+        pooler_weights = load_pooler_weights(bundle.path, bundle.config)
+    info = {**bundle.info, "nsp": False}
+    save_encoder(out, bundle.model.bert, bundle.tokenizer, info, dtype, pooler_weights)
+    unused = [name for name in bundle.unused_weights if "pooler." not in name]
+    notes = [
+        "the model has no trained head: only the encoder is written",
+        *describe_names(bundle.path, "unused weights", unused),
+        *describe_unused_rows(bundle.path, bundle.config, bundle.tokenizer),
+    ]
+    return notes if pooler_weights else [*notes, NO_POOLER_NOTE]
 
 
 def push_to_hub(

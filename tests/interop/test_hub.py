@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file
 
 from bertsmith import bundle
 from bertsmith.bundle.directory import (
@@ -20,8 +22,9 @@ from bertsmith.bundle.directory import (
     locate_model,
     pin_model_path,
 )
+from bertsmith.bundle.encoder import NO_POOLER_NOTE
 from bertsmith.errors import InputError, ModelError, TokenizerError
-from bertsmith.interop.huggingface import push_to_hub
+from bertsmith.interop.huggingface import push_to_hub, write_huggingface
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.settings import read_toml
@@ -264,6 +267,29 @@ def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) 
     with pytest.raises(ModelError, match=r"2_Dense: this module has no model\.safetensors"):
         push_to_hub(tmp_path / "m", REPO_ID, endpoint=hub.url, token="secret")
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("has_pooler", [True, False])
+def test_pickled_encoder_can_be_pushed_after_the_recommended_export(
+    hub: FakeHub, tmp_path: Path, has_pooler: bool
+) -> None:
+    """The export that ``push`` recommends for a pickled BertModel gives a model that it uploads."""
+    model = make_transformers_model("BertModel")
+    if not has_pooler:
+        model.pooler = None
+    write_model_directory(model, tmp_path / "old", "bin")
+    with pytest.raises(ModelError, match="bertsmith export --to hf"):
+        push_to_hub(tmp_path / "old", REPO_ID, endpoint=hub.url, token="secret")
+    notes = write_huggingface(tmp_path / "old", tmp_path / "new", dtype="fp16")
+    assert notes == ["the model has no trained head: only the encoder is written"] + (
+        [] if has_pooler else [NO_POOLER_NOTE]
+    )
+    stored = load_file(tmp_path / "new" / "model.safetensors")
+    state = model.state_dict()
+    assert stored.keys() == state.keys()
+    assert all(torch.equal(stored[name], state[name].half()) for name in stored)
+    push_to_hub(tmp_path / "new", REPO_ID, endpoint=hub.url, token="secret")
+    assert "model.safetensors" in hub.repos[REPO_ID]["main"]
 
 
 def test_pickled_weights_of_dense_modules_are_downloaded(hub: FakeHub, tmp_path: Path) -> None:

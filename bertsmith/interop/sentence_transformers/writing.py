@@ -17,10 +17,9 @@ from bertsmith.bundle import (
     save_tensors,
     to_hf_config,
 )
-from bertsmith.bundle.encoder import load_pooler
+from bertsmith.bundle.encoder import NO_POOLER_NOTE, load_pooler_weights
 from bertsmith.bundle.model_card import MODEL_CARD_FILE
 from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
-from bertsmith.bundle.weights import open_weights
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
@@ -65,11 +64,12 @@ def write_sentence_transformers(
     """
     out = Path(out)
     bundle, config = load_for_export(model, out, pooling, normalize)
-    pooler_weights = _load_pooler_weights(bundle)
+    # transformers' BertModel has a pooler, even if sentence-transformers does not use it.
+    pooler_weights = load_pooler_weights(bundle.path, bundle.config)
     save_sentence_transformers(out, bundle, config, bundle.info, pooler_weights)
     if pooler_weights:
         return []
-    return ["the model has no pooler: transformers' AutoModel warns that it initializes a new one"]
+    return [NO_POOLER_NOTE]
 
 
 def load_for_export(
@@ -197,17 +197,6 @@ def resolve_pooling(
 def get_max_seqlen(pooling: PoolingConfig, config: ModelConfig) -> int:
     """Return the number of tokens to which an embedding model truncates texts."""
     return min(pooling.max_seq_length or config.max_positions, config.max_positions)
-
-
-def _load_pooler_weights(bundle: EncoderBundle) -> dict[str, Tensor]:
-    """Return the weights of BERT's pooler by name; empty if the model has no pooler.
-
-    transformers' BertModel has a pooler, even if sentence-transformers does not use it.
-    """
-    if not open_weights(bundle.path, bundle.config).has_pooler:
-        return {}
-    state = load_pooler(bundle.path, bundle.config).state_dict()
-    return {f"pooler.{name}": value for name, value in state.items()}
 
 
 def _write_modules(
