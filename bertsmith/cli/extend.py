@@ -74,6 +74,7 @@ def extend(
     model = model_options.find_model(model)
     from bertsmith import bundle
     from bertsmith.bundle.extend import extend_vocabulary
+    from bertsmith.interop.sentence_transformers.pooling import describe_dropped_modules
 
     original = bundle.load_model(model)
     report: dict[str, Any] = {"model": str(original.path), "out": str(out)}
@@ -98,6 +99,8 @@ def extend(
         report |= {"words": extension.words} | fit.to_json()
     source = words if words is not None else ", ".join(corpus or [])
     bundle.save_model(out, extend_vocabulary(original, extension, source))
+    for note in original.notes() + describe_dropped_modules(original.path):
+        log(f"note: {note}")
     if as_json:
         print_json(report | {"first_id": extension.first_id, "piece_ids": extension.piece_ids})
     is_fine_tuned = isinstance(original, bundle.FineTunedBundle)

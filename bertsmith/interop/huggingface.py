@@ -31,7 +31,7 @@ from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
-from bertsmith.interop.sentence_transformers.pooling import find_root
+from bertsmith.interop.sentence_transformers.pooling import describe_dropped_modules, find_root
 
 #: Patterns of the files in a model directory that are uploaded.
 _UPLOAD_PATTERNS: Final = (
@@ -105,11 +105,7 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     else:
         save_model(out, bundle, _DTYPES[dtype])
         notes = bundle.notes()
-    if find_root(bundle.path) is not None:
-        notes.append(
-            "this format has no modules of sentence-transformers: pooling, prompts and "
-            "the maximum length of the start model are not written"
-        )
+    notes += describe_dropped_modules(bundle.path)
     if read_json(out / CONFIG_FILE)["model_type"] != "bert":
         notes.append(
             "transformers cannot load this model, because its BERT is bidirectional and post-norm, "

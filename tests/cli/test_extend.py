@@ -1,10 +1,12 @@
 """The command ``vocab extend``, and the default command of ``vocab``."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bertsmith import bundle
 from tests.cli.conftest import RunCli
@@ -37,6 +39,21 @@ def test_words_of_a_file_are_added(run_cli: RunCli, model: Path, tmp_path: Path)
     vocab_size = original.tokenizer.vocab_size
     embeddings = extended.model.bert.embeddings.words.weight
     assert torch.equal(embeddings[:vocab_size], original.model.bert.embeddings.words.weight)
+
+
+def test_dropped_weights_and_modules_are_reported(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
+    """Weights and files of sentence-transformers that the new model does not have are notes."""
+    shutil.copytree(model, tmp_path / "model")
+    weights_file = tmp_path / "model" / "model.safetensors"
+    save_file(load_file(weights_file) | {"projection.weight": torch.zeros(2)}, weights_file)
+    (tmp_path / "model" / "modules.json").write_text("[]")
+    arguments = ["--words", "-", "--out", tmp_path / "out"]
+    completed = run_cli("vocab", "extend", tmp_path / "model", *arguments, stdin=b"riverboat\n")
+    assert completed.status == 0, completed.err
+    assert "model: unused weights: projection.weight" in completed.err
+    assert "note: the new directory has no modules of sentence-transformers" in completed.err
 
 
 def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_path: Path) -> None:

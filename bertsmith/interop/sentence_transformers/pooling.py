@@ -237,6 +237,17 @@ def find_root(directory: Path) -> Path | None:
     return directory.parent if transformer_folder == directory else None
 
 
+def describe_dropped_modules(directory: Path) -> list[str]:
+    """Return a list with a note that a copy in another format has no modules; empty without any."""
+    if find_root(directory) is None:
+        return []
+    note = (
+        "the new directory has no modules of sentence-transformers: pooling, prompts and the "
+        "maximum length of the start model are not written"
+    )
+    return [note]
+
+
 def _is_cross_encoder(root: Path) -> bool:
     """Return whether this is a CrossEncoder, for which recent releases write modules.json too."""
     path = root / MODEL_CONFIG
