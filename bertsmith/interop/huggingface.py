@@ -32,6 +32,7 @@ from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
 from bertsmith.interop.sentence_transformers.pooling import describe_dropped_modules, find_root
+from bertsmith.text.segmenter import SEGMENTER_NOTE
 
 #: Patterns of the files in a model directory that are uploaded.
 _UPLOAD_PATTERNS: Final = (
@@ -106,6 +107,8 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
         save_model(out, bundle, _DTYPES[dtype])
         notes = bundle.notes()
     notes += describe_dropped_modules(bundle.path)
+    if bundle.tokenizer.segmenter is not None:
+        notes.append(SEGMENTER_NOTE)
     if read_json(out / CONFIG_FILE)["model_type"] != "bert":
         notes.append(
             "transformers cannot load this model, because its BERT is bidirectional and post-norm, "

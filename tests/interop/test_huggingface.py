@@ -1,6 +1,7 @@
 """Export for transformers: notes about models that transformers cannot load."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from bertsmith.errors import SettingsError
 from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
+from bertsmith.text import wordpiece
+from bertsmith.text.segmenter import SEGMENTER_NOTE
+from tests.text.test_vocabulary_extension import HalvingSegmenter
 from tests.train.conftest import make_tokenizer
 
 SIZES = {"layers": 4, "width": 16, "heads": 2, "feed_forward": 8, "max_positions": 16}
@@ -50,6 +54,17 @@ def test_note_says_that_transformers_cannot_load_a_bilstm(tmp_path: Path) -> Non
     save_fine_tuned(tmp_path / "model", model, tokenizer, head, {})
     notes = write_huggingface(tmp_path / "model", tmp_path / "hf")
     assert "BiLSTM" in notes[0]
+
+
+def test_note_says_that_texts_must_be_segmented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a note, because transformers does not run the segmenter of a model."""
+    monkeypatch.setattr(wordpiece, "load_segmenter", lambda *_: HalvingSegmenter())
+    spec = replace(make_tokenizer().spec, segmenter=("halves", "1.0"))
+    config = ModelConfig.parse({**SIZES, "vocab_size": len(spec.vocab)}, "test")
+    save(tmp_path / "model", BertForPreTraining(config), wordpiece.Tokenizer(spec), {})
+    assert write_huggingface(tmp_path / "model", tmp_path / "hf") == [SEGMENTER_NOTE]
 
 
 def test_dropped_weights_are_reported(tmp_path: Path) -> None:
