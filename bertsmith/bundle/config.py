@@ -38,10 +38,14 @@ _HF_FIELD_NAMES = {
     "init_range": "initializer_range",
 }
 #: ``ModelConfig.activation`` -> ``hidden_act`` in config.json. In both, `gelu` is the erf form of
-#: GELU. The tanh form is `gelu_new` or `gelu_pytorch_tanh` in config.json.
+#: GELU. The tanh form is `gelu_new` in config.json. Both have other names in other releases.
 _HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
 _ACTIVATION_BY_HF_NAME = {hf_name: name for name, hf_name in _HF_ACTIVATIONS.items()} | {
+    "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
 }
 #: Fields that a config.json with ``model_type: bert`` cannot express, and their values in the
 #: original BERT. A model with another value is written with ``model_type: bertsmith``.

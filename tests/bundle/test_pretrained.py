@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 from transformers import BertForPreTraining as HFBertForPreTraining
+from transformers.activations import ACT2FN
 
 from bertsmith import bundle, fill
 from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError, TokenizerError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.ops.activations import ACTIVATIONS
 from bertsmith.model.packed import pack_sequences
 from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import (
@@ -445,6 +447,18 @@ def test_only_a_different_decoder_is_untied(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"decoder\.weight differs from"):
         bundle.load(tmp_path / "m")
     bundle.load_encoder(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"]
+)
+def test_names_of_gelu_give_the_values_of_transformers(tmp_path: Path, name: str) -> None:
+    """Each name that transformers has for the two forms of GELU is read as the same form."""
+    save_random_model(tmp_path / "model")
+    edit_config(tmp_path / "model", hidden_act=name)
+    activation = bundle.load(tmp_path / "model").config.activation
+    x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+    torch.testing.assert_close(ACTIVATIONS[activation](x), ACT2FN[name](x), rtol=0, atol=1e-9)
 
 
 def test_config_without_hidden_size_is_rejected(tmp_path: Path) -> None:
