@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -51,6 +51,8 @@ _PROBLEM_TYPES: dict[TaskKind, str] = {
     "multi": "multi_label_classification",
     "regression": "regression",
 }
+#: Maximum number of labels without names, for which a damaged config must not fill the memory.
+_MAX_LABELS: Final = 2**20
 _TaskModelClass = type[
     BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering
 ]
@@ -320,12 +322,17 @@ def _read_labels(hf_config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
     Without ``id2label`` there are as many labels as ``num_labels``, or two, as in transformers.
     """
-    num_labels = hf_config.get("num_labels")
-    if type(num_labels) is not int or num_labels < 1:
-        num_labels = 2
-    id2label = hf_config.get("id2label") or {
-        str(index): f"LABEL_{index}" for index in range(num_labels)
-    }
+    id2label = hf_config.get("id2label")
+    if not id2label:
+        num_labels = hf_config.get("num_labels")
+        if type(num_labels) is not int or num_labels < 1:
+            num_labels = 2
+        if num_labels > _MAX_LABELS:
+            raise ModelError(
+                f"{path}: num_labels is {num_labels:,}, but the maximum is {_MAX_LABELS:,}; set it "
+                "to the number of outputs of the model"
+            )
+        id2label = {str(index): f"LABEL_{index}" for index in range(num_labels)}
     is_valid = (
         isinstance(id2label, dict)
         and set(id2label) == {str(index) for index in range(len(id2label))}

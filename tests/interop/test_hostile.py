@@ -162,6 +162,19 @@ def test_config_sizes_are_checked_before_allocation(key: str, match: str, model:
 
 
 @pytest.mark.usefixtures("limit_memory")
+def test_number_of_labels_is_checked_before_allocation(tmp_path: Path) -> None:
+    """3 * 10^12 labels in config.json are an error, and no memory is allocated for them."""
+    head = HeadConfig("single", ("a", "b"))
+    classifier = head.build_model(make_prime_size_config())
+    bundle.save_fine_tuned(tmp_path, classifier, make_tokenizer(), head, {})
+    path = tmp_path / "config.json"
+    changes = {"id2label": None, "num_labels": 3 * 10**12}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelError, match="num_labels is 3,000,000,000,000, but the maximum is"):
+        bundle.load_fine_tuned(tmp_path)
+
+
+@pytest.mark.usefixtures("limit_memory")
 def test_lstm_width_is_checked_before_allocation(tmp_path: Path) -> None:
     """A BiLSTM width of 10^12 in bertsmith.json is an error, and no memory is allocated for it."""
     head = HeadConfig("single", ("a", "b"))
