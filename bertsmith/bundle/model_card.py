@@ -134,8 +134,12 @@ def _describe_origin(info: Mapping[str, Any]) -> str:
     if "provenance" in info:
         return "Trained with Bertsmith"
     source = _get_nested(info, "imported", "source")
-    origin = f" from `{_to_line(Path(source).name)}`" if isinstance(source, str) else ""
-    return f"Converted with Bertsmith{origin}"
+    if not isinstance(source, str):
+        return "Converted with Bertsmith"
+    name = _to_line(Path(source).name)
+    # Bertsmith records not the path but the format: "a TensorFlow checkpoint in V2 format".
+    is_path = Path(source).name != source
+    return f"Converted with Bertsmith from {f'`{name}`' if is_path else name}"
 
 
 def _publication_lines(publication: Publication) -> list[str]:

@@ -112,12 +112,17 @@ def test_model_card_of_a_converted_model_does_not_claim_its_training(tmp_path: P
     """The card names the source, and the class without heads if the heads are not trained."""
     save_random_model(tmp_path / "model")
     loaded = bundle.load(tmp_path / "model")
-    imported = {"source": "/home/me/uncased/bert_model.ckpt", "newly_initialized": ["mlm.bias"]}
+    imported: dict[str, Any] = {"newly_initialized": ["mlm.bias"]}
+    imported["source"] = "a TensorFlow checkpoint in V2 format"
     bundle.save(tmp_path / "m", loaded.model, loaded.tokenizer, {"imported": imported})
     card = (tmp_path / "m" / "README.md").read_text()
-    assert "Converted with Bertsmith from `bert_model.ckpt`: a plain BERT" in card
+    assert "Converted with Bertsmith from a TensorFlow checkpoint in V2 format: a plain" in card
     assert 'pipeline_tag: "feature-extraction"' in card
     assert "from transformers import AutoModel, AutoTokenizer" in card
+    imported["source"] = "/home/me/uncased/bert_model.ckpt"
+    bundle.save(tmp_path / "p", loaded.model, loaded.tokenizer, {"imported": imported})
+    card = (tmp_path / "p" / "README.md").read_text()
+    assert "Converted with Bertsmith from `bert_model.ckpt`: a plain BERT" in card
     assert "/home/me" not in card
     bundle.save(tmp_path / "n", loaded.model, loaded.tokenizer, {"provenance": {}})
     card = (tmp_path / "n" / "README.md").read_text()
