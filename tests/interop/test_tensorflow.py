@@ -27,7 +27,7 @@ from bertsmith.interop.tensorflow.writing import write_checkpoint, write_tensorf
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.packed import pack_sequences
-from bertsmith.text.tokenizer_spec import TokenizerSpec
+from bertsmith.text.tokenizer_spec import AddedTokenSpec, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.conftest import CONFIG, RunScript, write_config_and_vocab
 from tests.interop.data import checkpoints
@@ -386,10 +386,12 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
     vocab = make_tokenizer().vocab
     composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, keep_hangul_syllables=True))
     bundle.save(tmp_path / "composed", BertForPreTraining(make_prime_size_config()), composed, {})
-    with pytest.raises(
-        ModelError, match="the original BERT does not support this model's tokenizer"
-    ):
-        write_tensorflow(tmp_path / "composed", tmp_path / "release")
+    added = Tokenizer(TokenizerSpec(vocab=vocab, added=(AddedTokenSpec(vocab[-1]),)))
+    bundle.save(tmp_path / "added", BertForPreTraining(make_prime_size_config()), added, {})
+    message = r"does not support this model's tokenizer \(.*, or has added tokens\)"
+    for name in ("composed", "added"):
+        with pytest.raises(ModelError, match=message):
+            write_tensorflow(tmp_path / name, tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
         spec = TokenizerSpec(
             vocab=vocab,

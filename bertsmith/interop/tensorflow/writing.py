@@ -88,7 +88,7 @@ def _compare_tokenizers(tokenizer: Tokenizer) -> list[str]:
         raise ModelError(
             "the original BERT does not support this model's tokenizer (it has a segmenter, strips "
             "accents but keeps Hangul composed, does not split Chinese characters, or has added "
-            "tokens outside the vocabulary); export the model in another format"
+            "tokens); export the model in another format"
         )
     if tokenizer.lowercase == tokenizer.strip_accents:
         return []
