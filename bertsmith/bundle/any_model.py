@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tuned, read_json
-from bertsmith.bundle.directory import locate_model
+from bertsmith.bundle.directory import SENTENCE_TRANSFORMERS_CONFIG, locate_model
 from bertsmith.bundle.fine_tuned import FineTunedBundle, load_fine_tuned, save_fine_tuned
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
 from bertsmith.bundle.tensor_files import list_tensors
@@ -83,7 +83,7 @@ def _read_cross_encoder_config(directory: Path) -> dict[str, Any]:
     keys = ("sentence_transformers", "sbert_ce_default_activation_function")
     extras = {key: hf_config[key] for key in keys if key in hf_config}
     # Recent releases store it in a file of their own, but still read the older key.
-    path = directory / "config_sentence_transformers.json"
+    path = directory / SENTENCE_TRANSFORMERS_CONFIG
     activation = read_json(path).get("activation_fn") if path.is_file() else None
     return extras | ({"sentence_transformers": {"activation_fn": activation}} if activation else {})
 

@@ -24,7 +24,7 @@ HF_CLASS_SUFFIXES: dict[TaskKind, str] = {
 }
 
 #: ``ModelConfig`` field -> config.json key.
-_HF_FIELD_NAMES = {
+HF_FIELD_NAMES = {
     "vocab_size": "vocab_size",
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -79,7 +79,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     """
     values = config.model_dump()
     hf_config: dict[str, Any] = {
-        hf_name: values[field] for field, hf_name in _HF_FIELD_NAMES.items()
+        hf_name: values[field] for field, hf_name in HF_FIELD_NAMES.items()
     }
     hf_config["hidden_act"] = _HF_ACTIVATIONS[config.activation]
     hf_config["architectures"] = ["BertForPreTraining" if config.nsp else "BertForMaskedLM"]
@@ -109,15 +109,11 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     path = directory / CONFIG_FILE
     hf_config = read_json(path)
     _check_architecture(hf_config, path)
-    missing = [key for key in ("vocab_size", "hidden_size") if key not in hf_config]
-    if missing:
-        raise ModelError(
-            f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
-        )
+    check_required_keys(hf_config, path)
     _check_supported_values(hf_config, path)
     values = {
         field: hf_config[hf_name]
-        for field, hf_name in _HF_FIELD_NAMES.items()
+        for field, hf_name in HF_FIELD_NAMES.items()
         if hf_name in hf_config
     }
     values["activation"] = _read_activation(hf_config, path)
@@ -133,6 +129,15 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig.parse(values | extra_fields, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
+
+
+def check_required_keys(hf_config: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError if a config has no vocabulary size or width, which have no default."""
+    missing = [key for key in ("vocab_size", "hidden_size") if key not in hf_config]
+    if missing:
+        raise ModelError(
+            f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
+        )
 
 
 def _check_supported_values(hf_config: Mapping[str, Any], path: Path) -> None:

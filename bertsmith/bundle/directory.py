@@ -21,9 +21,11 @@ WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
 OPENVINO_FILE: Final = "openvino/openvino_model.xml"
 #: Key of bertsmith.json with the name of the model from which an OpenVINO graph was made.
 OPENVINO_INFO_KEY: Final = "openvino"
-#: Folder of the BERT in older sentence-transformers directories, and the list of their modules.
+#: Folder of the BERT in older sentence-transformers directories, the list of their modules, and the
+#: config of the whole model.
 TRANSFORMER_FOLDER: Final = "0_Transformer"
-_MODULES_FILE: Final = "modules.json"
+MODULES_FILE: Final = "modules.json"
+SENTENCE_TRANSFORMERS_CONFIG: Final = "config_sentence_transformers.json"
 #: Models that are distributed with Bertsmith, one folder each; in a clone, a link to models/.
 REFERENCE_MODELS: Final = Path(__file__).parent.parent / "reference_models"
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
@@ -352,7 +354,7 @@ def _find_parent_files(directory: Path) -> dict[str, Path]:
     """Return the files of the other modules by name, if the BERT is in the folder 0_Transformer."""
     folder = directory.resolve()
     root = folder.parent
-    if folder.name != TRANSFORMER_FOLDER or not (root / _MODULES_FILE).is_file():
+    if folder.name != TRANSFORMER_FOLDER or not (root / MODULES_FILE).is_file():
         return {}
     patterns = ("*.json", *_HASHED_MODULE_PATTERNS)
     files = {file for pattern in patterns for file in root.glob(pattern)}

@@ -21,6 +21,8 @@ from bertsmith.bundle import (
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.directory import (
     MODULE_FOLDERS,
+    MODULES_FILE,
+    SENTENCE_TRANSFORMERS_CONFIG,
     is_reference_model,
     is_unfinished_run,
     list_candidate_directories,
@@ -38,8 +40,8 @@ from bertsmith.text.segmenter import SEGMENTER_NOTE
 _UPLOAD_PATTERNS: Final = (
     "README.md", "config.json", "bertsmith.json", "tokenizer.json", "tokenizer_config.json",
     "vocab.txt", "added_tokens.json", "special_tokens_map.json", "model*.safetensors",
-    "model.safetensors.index.json", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json",
+    "model.safetensors.index.json", MODULES_FILE,
+    "sentence_bert_config.json", SENTENCE_TRANSFORMERS_CONFIG,
     f"{MODULE_FOLDERS}/config.json", f"{MODULE_FOLDERS}/model.safetensors",
     # Files of `bertsmith lab release`, to which the model card refers.
     "curve.png", "settings.toml", "training.json", "results/panel.json",

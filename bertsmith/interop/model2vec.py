@@ -22,13 +22,13 @@ from bertsmith.bundle import (
     EncoderBundle,
     save_tensors,
 )
+from bertsmith.bundle.directory import MODULES_FILE
 from bertsmith.errors import InputError, ModelError
 from bertsmith.files import atomic_directory, write_json
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     build_embedding_model,
 )
-from bertsmith.interop.sentence_transformers.pooling import MODULES_FILE
 from bertsmith.interop.sentence_transformers.writing import load_for_export
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.inference_batches import choose_batch_tokens

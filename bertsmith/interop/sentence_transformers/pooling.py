@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bertsmith.bundle import StoredTensor, list_tensors
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.directory import MODULES_FILE, SENTENCE_TRANSFORMERS_CONFIG
 from bertsmith.bundle.tensor_files import FLOAT_DTYPES
 from bertsmith.errors import ModelError
 from bertsmith.files import parse_json
@@ -21,11 +22,8 @@ from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLa
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
-MODULES_FILE: Final = "modules.json"
 #: Config file of the Transformer module.
 TRANSFORMER_CONFIG: Final = "sentence_bert_config.json"
-#: Config file of the whole model.
-MODEL_CONFIG: Final = "config_sentence_transformers.json"
 #: Config file of each module after the Transformer module.
 MODULE_CONFIG: Final = "config.json"
 #: Type of the second module of a sparse model.
@@ -250,7 +248,7 @@ def describe_dropped_modules(directory: Path) -> list[str]:
 
 def _is_cross_encoder(root: Path) -> bool:
     """Return whether this is a CrossEncoder, for which recent releases write modules.json too."""
-    path = root / MODEL_CONFIG
+    path = root / SENTENCE_TRANSFORMERS_CONFIG
     return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
@@ -319,7 +317,7 @@ def read_model_config(root: Path) -> PoolingConfig:
 
     Only Bertsmith writes the Matryoshka dimensions to this file.
     """
-    path = root / MODEL_CONFIG
+    path = root / SENTENCE_TRANSFORMERS_CONFIG
     raw = read_json(path) if path.is_file() else {}
     name = raw.get("default_prompt_name")
     prompts = raw.get("prompts") or {}

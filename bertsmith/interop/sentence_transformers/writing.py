@@ -17,15 +17,14 @@ from bertsmith.bundle import (
     save_tensors,
     to_hf_config,
 )
+from bertsmith.bundle.directory import MODULES_FILE, SENTENCE_TRANSFORMERS_CONFIG
 from bertsmith.bundle.encoder import NO_POOLER_NOTE, load_pooler_weights
 from bertsmith.bundle.model_card import MODEL_CARD_FILE
 from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
-    MODEL_CONFIG,
     MODULE_CONFIG,
-    MODULES_FILE,
     POOLING_MODE_KEYS,
     TRANSFORMER_CONFIG,
     Dense,
@@ -220,7 +219,7 @@ def _write_modules(
         model_config["matryoshka_dims"] = list(config.matryoshka_dims)
     if config.truncate_dim is not None:
         model_config["truncate_dim"] = config.truncate_dim
-    write_json(folder / MODEL_CONFIG, model_config)
+    write_json(folder / SENTENCE_TRANSFORMERS_CONFIG, model_config)
     mode_keys = {key: mode in config.modes for key, mode in POOLING_MODE_KEYS.items()}
     width = bundle.config.width
     pooling: Any = {"word_embedding_dimension": width, **mode_keys, "include_prompt": True}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from bertsmith.bundle.config import read_json
+from bertsmith.bundle.config import HF_FIELD_NAMES, check_required_keys, read_json
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError
@@ -18,18 +18,10 @@ from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
 CONFIG_FILE: Final = "bert_config.json"
-#: ``ModelConfig`` field -> key of bert_config.json.
+#: ``ModelConfig`` field -> key of bert_config.json. Hugging Face's config.json has the same keys,
+#: and the epsilon of LayerNorm.
 _ORIGINAL_FIELDS: Final = {
-    "vocab_size": "vocab_size",
-    "layers": "num_hidden_layers",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "feed_forward": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "init_range": "initializer_range",
+    field: key for field, key in HF_FIELD_NAMES.items() if field != "norm_eps"
 }
 #: ``ModelConfig.activation`` -> value of hidden_act in bert_config.json. The original BERT calls
 #: the tanh form of GELU "gelu".
@@ -140,11 +132,7 @@ def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
             "that contains it and vocab.txt with --files-from FOLDER"
         )
     raw = read_json(path)
-    missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
-    if missing:
-        raise ModelError(
-            f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
-        )
+    check_required_keys(raw, path)
     values: dict[str, Any] = {
         "segments": _DEFAULT_SEGMENTS,
         "norm_eps": _NORM_EPS,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from bertsmith.bundle.config import is_fine_tuned, read_config
-from bertsmith.bundle.directory import locate_model, pin_model_path
+from bertsmith.bundle.directory import MODULES_FILE, locate_model, pin_model_path
 from bertsmith.bundle.metadata import read_info
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.data.store import MANIFEST_FILE
@@ -65,8 +65,6 @@ _OBJECTIVES_USING: Final[dict[str, tuple[ObjectiveName, ...]]] = {
         ("embedding", "task"),
     ),
 }
-#: File of a sentence-transformers directory.
-_MODULES_FILE: Final = "modules.json"
 
 
 class DistillSettings(SettingsTable):
@@ -266,7 +264,7 @@ def _choose_objective(teacher: Path) -> ObjectiveName:
 
 def _is_sentence_transformer(directory: Path) -> bool:
     """Return whether a model directory, or its parent, is a sentence-transformers directory."""
-    return any((folder / _MODULES_FILE).is_file() for folder in (directory, directory.parent))
+    return any((folder / MODULES_FILE).is_file() for folder in (directory, directory.parent))
 
 
 def _check_teacher(teacher: Path, objective: ObjectiveName) -> None:
