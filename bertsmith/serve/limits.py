@@ -62,16 +62,16 @@ def check_no_surrogates(texts: Sequence[Any]) -> None:
     """
     has_surrogates_cached = functools.cache(has_surrogates)
     for number, text in enumerate(texts, 1):
-        if any(map(has_surrogates_cached, _iter_strings(text))):
+        if any(map(has_surrogates_cached, iter_strings(text))):
             raise InputError(
                 f"text {number} has a lone surrogate (half of a character); send valid Unicode"
             )
 
 
-def _iter_strings(text: Any) -> Iterator[str]:
+def iter_strings(text: Any) -> Iterator[str]:
     """Yield the strings of a string or of nested sequences of strings."""
     if isinstance(text, str):
         yield text
     else:
         for part in text:
-            yield from _iter_strings(part)
+            yield from iter_strings(part)

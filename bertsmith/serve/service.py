@@ -18,6 +18,7 @@ from bertsmith.serve.limits import (
     check_limit,
     check_no_surrogates,
     check_top,
+    iter_strings,
 )
 from bertsmith.serve.model_calls import ModelCalls
 from bertsmith.serve.models import (
@@ -246,11 +247,13 @@ class Service:
         in ``deadline.token_counts``.
 
         Raises:
-            RequestTooLargeError: there are too many texts.
+            RequestTooLargeError: there are too many texts or characters.
             InputError: a text has a lone surrogate.
             ModelError: there is no such model, or it does not support the task.
         """
         check_limit("texts", len(texts), self.settings.max_texts)
+        num_characters = sum(map(len, iter_strings(texts)))
+        check_limit("characters", num_characters, self.settings.max_characters)
         check_no_surrogates(texts)
         served_model = self.find_model(model, task)
         if deadline is None:

@@ -21,6 +21,9 @@ class ServeSettings(SettingsTable):
     max_texts: Count = 1024
     #: Tokens per request, summed over its texts (422).
     max_tokens: Count = 131_072
+    #: Characters per request, summed over its texts (422). Tokenizing needs up to 560 bytes per
+    #: character.
+    max_characters: Count = 2**20
     #: [MASK]s per request; each costs a softmax over the vocabulary (422).
     max_masks: Count = 1024
     #: Elements (float32 numbers) of all vectors in a response (422).

@@ -146,6 +146,18 @@ def test_too_many_texts_or_tokens_are_rejected(limited_server: RunningServer) ->
     assert "the limit is 200 tokens per request" in response.json()["error"]["message"]
 
 
+def test_too_many_characters_are_rejected(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing 4 MiB of punctuation would need 2 GB, so the status is 422 without tokenizing."""
+    monkeypatch.setattr(Tokenizer, "encode_batch", None)
+    for path, inputs in (("/embed", "-" * 1_100_000), ("/pair", ["-" * 550_000] * 2)):
+        response = server.post(path, {"inputs": inputs})
+        assert response.status_code == 422
+        message = response.json()["error"]["message"]
+        assert "the limit is 1,048,576 characters per request, got 1,100,000" in message
+
+
 def test_ten_thousand_texts_need_higher_limits(
     models: list[ServedModel], server: RunningServer
 ) -> None:
