@@ -34,6 +34,8 @@ MAX_ATTENTION_TOKENS: Final = 256
 MAX_ATTRIBUTION_TOKENS: Final = 256
 #: Occurrences of a word per request; every two occurrences are compared in every layer.
 MAX_OCCURRENCES: Final = 100
+#: Characters of all texts in which a word is searched. The search holds the GIL, for up to 90 ms.
+_MAX_WORD_CHARACTERS: Final = 2**17
 #: Elements of the vectors of all tokens in all layers: 256 MB, about 6,700 tokens of a base model.
 _MAX_VECTOR_ELEMENTS: Final = 64 * 2**20
 
@@ -170,11 +172,12 @@ def compute_occurrences(
 
     Raises:
         InputError: a text does not contain the word.
-        RequestTooLargeError: there are too many texts or occurrences.
+        RequestTooLargeError: there are too many texts, characters or occurrences.
     """
     check_no_surrogates([word])
     served_model = service.find_model(model_name, "embed")
     model = service.check_request(served_model, "embed", texts, deadline)
+    check_limit("characters", sum(map(len, texts)), _MAX_WORD_CHARACTERS)
     check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
     settings = build_vector_settings(layers, pooling="none")
     vectors = compute_token_vectors(

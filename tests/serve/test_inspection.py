@@ -15,6 +15,7 @@ from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.attributions import attribute
+from bertsmith.use.embed import Embedder
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.model_server import SENTENCES, RunningServer, run_server
@@ -42,6 +43,17 @@ def test_word_distances_equal_those_of_similar(
     assert len(occurrences) == 4
     last = server.post("/word_distances", {**body, "layer": -1}).json()["layers"]
     assert last == response["layers"][2:]
+
+
+def test_word_is_not_searched_in_long_texts(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search would hold the GIL for seconds; the status is 422 without it."""
+    monkeypatch.setattr(Embedder, "count_word", None)
+    response = server.post("/word_distances", {"inputs": ["a " * 40_000] * 2, "word": "a"})
+    assert response.status_code == 422
+    message = response.json()["error"]["message"]
+    assert "the limit is 131,072 characters per request, got 160,000" in message
 
 
 def test_attention_of_all_heads_or_one(server: RunningServer, models: list[ServedModel]) -> None:
