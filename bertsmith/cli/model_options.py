@@ -150,6 +150,14 @@ def find_embedding_model(model: Path) -> Path:
     return model if find_openvino_model(model) is not None else find_model(model)
 
 
+def check_embedding_model(model: Path) -> None:
+    """Raise ModelError if ``find_embedding_model`` would find neither a model nor a checkpoint."""
+    from bertsmith.bundle.directory import is_unfinished_run, locate_embedding_model
+
+    if not is_unfinished_run(model):
+        locate_embedding_model(model)
+
+
 def load_model(
     model: Path, device: str, *, fast: bool = False, needs_mlm_head: bool = False
 ) -> "PretrainedBundle":

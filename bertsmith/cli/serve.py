@@ -4,8 +4,11 @@ import ipaddress
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +23,17 @@ from bertsmith.cli.model_options import (
     REFERENCE_MODEL,
     Device,
     check_device,
+    check_embedding_model,
     find_embedding_model,
     resolve_device,
 )
-from bertsmith.errors import BertsmithError, MissingExtraError, RunError, SettingsError
+from bertsmith.errors import (
+    BertsmithError,
+    MissingExtraError,
+    ModelError,
+    RunError,
+    SettingsError,
+)
 from bertsmith.settings import load_user_settings
 
 if TYPE_CHECKING:
@@ -184,11 +194,12 @@ def serve(
             server_socket = bind_unix_socket(uds)
             hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
             address = str(uds)
-        paths = [find_embedding_model(Path(model)) for _, model in named_models]
+        for _, path in named_models:
+            check_embedding_model(path)
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     options = ServerOptions(
-        models=tuple((name, path) for (name, _), path in zip(named_models, paths, strict=True)),
+        models=tuple(named_models),
         settings=settings,
         device=device,
         fast=fast,
@@ -224,11 +235,31 @@ def _run_process(
         from bertsmith.serve.launch import ServerProcess
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
-    process = ServerProcess(replace(options, device=resolve_device(options.device)), log, tracing)
+    options = replace(options, device=resolve_device(options.device))
+    process = ServerProcess(options, open_model, log, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     process.run(sock, message)
     if process.has_failed:
         raise RunError("a model thread has died: its error is above; restart the server")
+
+
+@contextmanager
+def open_model(model: Path) -> Iterator[Path]:
+    """Yield the path of a model; a snapshot of an unfinished run is deleted afterwards.
+
+    Raises:
+        ModelError: there is neither a model nor a checkpoint that can be read.
+    """
+    try:
+        path = find_embedding_model(model)
+    except RunError as error:
+        # A RunError would mean that the process failed, so that a supervisor would restart it.
+        raise ModelError(str(error)) from None
+    try:
+        yield path
+    finally:
+        if path != model:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str) -> None:
@@ -366,12 +397,12 @@ def _resolve_api_key(api_key: str | None, key_file: Path | None) -> str | None:
     return None if key is None else key.strip()
 
 
-def _name_models(models: list[str]) -> list[tuple[str, str]]:
+def _name_models(models: list[str]) -> list[tuple[str, Path]]:
     """Return the name and the path of each MODEL argument.
 
     Raises SettingsError for an empty or repeated name.
     """
-    paths_by_name: dict[str, str] = {}
+    paths_by_name: dict[str, Path] = {}
     for argument in models:
         name, equals, path = argument.partition("=")
         if not equals or "/" in name:
@@ -384,7 +415,7 @@ def _name_models(models: list[str]) -> list[tuple[str, str]]:
             raise SettingsError(
                 f"{argument}: the name {name!r} is already used; give each model a name: NAME=MODEL"
             )
-        paths_by_name[name] = path
+        paths_by_name[name] = Path(path)
     return list(paths_by_name.items())
 
 

@@ -3,6 +3,7 @@
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ class ServerProcess:
     def __init__(
         self,
         options: ServerOptions,
+        open_model: Callable[[Path], AbstractContextManager[Path]],
         log: Callable[[str], None],
         tracing: "Tracing | None" = None,
     ) -> None:
@@ -40,6 +42,8 @@ class ServerProcess:
 
         Args:
             options: the options.
+            open_model: takes a path of ``options.models`` and provides the path of a model, which
+                may be temporary.
             log: prints a message.
             tracing: creates the spans of requests; None for no tracing.
 
@@ -47,6 +51,7 @@ class ServerProcess:
             BertsmithError: a model, key or certificate cannot be used.
         """
         self._options = options
+        self._open_model = open_model
         self._log = log
         self._tracing = tracing
         num_threads = options.num_threads or torch.get_num_threads()
@@ -104,9 +109,10 @@ class ServerProcess:
         """Load all models, and log their tasks."""
         models = []
         for name, path in self._options.models:
-            model = load_served_model(
-                name, path, device=self._options.device, fast=self._options.fast
-            )
+            with self._open_model(path) as model_path:
+                model = load_served_model(
+                    name, model_path, device=self._options.device, fast=self._options.fast
+                )
             models.append(model)
             self._log(f"{name}: {path}: {', '.join(sorted(model.tasks))}")
         return models

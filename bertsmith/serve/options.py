@@ -11,7 +11,7 @@ class ServerOptions:
     """Options of a server process; can be sent to other processes.
 
     Attributes:
-        models: name and path of each model.
+        models: name and path of each model; the path may be that of an unfinished run.
         settings: the limits of the server.
         device: where the models run.
         fast: use weights of 8 or 16 bits.

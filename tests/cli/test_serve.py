@@ -1,13 +1,21 @@
 """The command ``serve``: invalid arguments, and names of models."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from bertsmith.bundle import save
+from bertsmith.cli import serve
 from bertsmith.cli.serve import _get_default_name, _name_models, _normalize_origin
 from bertsmith.errors import SettingsError
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.serve.launch import ServerProcess
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.options import ServerOptions
 from tests.cli.conftest import RunCli
+from tests.model.examples import make_prime_size_config, make_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -100,8 +108,47 @@ def test_model_is_named_by_its_folder_or_argument(tmp_path: Path) -> None:
         _get_default_name(run_directory) == _get_default_name(f"{run_directory}/model") == "my-run"
     )
     assert _get_default_name("google-bert/bert-base-uncased") == "bert-base-uncased"
-    assert _name_models(["a=x/y", "google-bert/b"]) == [("a", "x/y"), ("b", "google-bert/b")]
+    named = [("a", Path("x/y")), ("b", Path("google-bert/b"))]
+    assert _name_models(["a=x/y", "google-bert/b"]) == named
     # An equals sign after a slash is part of the path.
-    assert _name_models(["lr/a=3/model"]) == [("a=3", "lr/a=3/model")]
+    assert _name_models(["lr/a=3/model"]) == [("a=3", Path("lr/a=3/model"))]
     with pytest.raises(SettingsError, match="the name 'my-run' is already used"):
         _name_models([run_directory, f"{run_directory}/model"])
+
+
+def test_reload_reads_the_finished_model_of_a_run(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is served from its latest checkpoint, and after a reload from its finished model."""
+    snapshots: list[Path] = []
+
+    def write_snapshot(_: Path, directory: Path) -> tuple[int, int]:
+        snapshots.append(directory)
+        save(directory, BertForPreTraining(make_prime_size_config()), make_tokenizer(), {})
+        return 1, 2
+
+    monkeypatch.setattr("bertsmith.train.latest_snapshot.write_latest_snapshot", write_snapshot)
+    all_options: list[ServerOptions] = []
+
+    def record(options: ServerOptions, sock: socket.socket, *_: object) -> None:
+        all_options.append(options)
+        sock.close()
+
+    monkeypatch.setattr(serve, "_run_process", record)
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    (run / "settings.toml").touch()
+    completed = run_cli("serve", run, "--port", 0, "--device", "cpu")
+    assert completed.status == 0, completed.err
+    (options,) = all_options
+    assert options.models == (("run", run),)
+
+    process = ServerProcess(options, serve.open_model, log=lambda _: None)
+    assert [path.exists() for path in snapshots] == [False]
+    save(run / "model", BertForPreTraining(make_prime_size_config()), make_tokenizer(), {})
+    reloaded: list[Sequence[ServedModel]] = []
+    monkeypatch.setattr(process._app.control, "replace_models", reloaded.append)
+    process.reload()
+    ((model,),) = reloaded
+    assert model.bundle.path == run / "model"
+    assert len(snapshots) == 1

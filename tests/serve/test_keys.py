@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_reload_fails_without_an_effect(
         models=(("plain", model_dirs["plain"]),), settings=ServeSettings(), device="cpu",
         key_file=key_file, shared_directory=tmp_path,
     )  # fmt: skip
-    process = ServerProcess(options, log=messages.append)
+    process = ServerProcess(options, nullcontext, log=messages.append)
     assert process._keys is not None
     key_file.write_text('[bob]\nkey = "second"\n')
     with monkeypatch.context() as context:
@@ -203,7 +204,7 @@ def test_failed_logins_do_not_reset_the_limits_of_keys(
         key_file=key_file,
         shared_directory=tmp_path,
     )
-    process = ServerProcess(options, log=lambda _: None)
+    process = ServerProcess(options, nullcontext, log=lambda _: None)
     assert process._keys is not None
     assert process._login_table is not None
     key = process._keys.find("POST", ALICE)
