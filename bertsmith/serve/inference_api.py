@@ -168,7 +168,9 @@ def validate(schema: Any, model: ServedModel, body: InferenceBody) -> Any:
     Raises:
         InputError: a field is invalid for that endpoint.
     """
-    fields = {**(body.model_extra or {}), "model": model.name, "inputs": body.inputs}
+    # Old clients of Hugging Face's API send options for its cache and the loading of models.
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name != "options"}
+    fields = {**extra, "model": model.name, "inputs": body.inputs}
     if body.parameters:
         fields["parameters"] = body.parameters
     return parse("", schema, fields)

@@ -296,6 +296,20 @@ def test_inference_client_works_with_the_base_url(
     assert [row.token for row in filled] == [tokenizer.token_to_id(row.token_str) for row in filled]
 
 
+def test_options_of_old_inference_clients_are_ignored(server: RunningServer) -> None:
+    """LangChain's HuggingFaceInferenceAPIEmbeddings sends options, which have no effect here."""
+    all_inputs: list[Any] = [
+        SENTENCES,
+        "the [MASK]",
+        {"source_sentence": SENTENCES[0], "sentences": SENTENCES[1:]},
+    ]
+    for inputs in all_inputs:
+        body = {"inputs": inputs, "options": {"wait_for_model": True}}
+        response = server.post("/", body)
+        assert response.status_code == 200, response.text
+        assert response.json() == server.post("/", {"inputs": inputs}).json()
+
+
 @pytest.mark.parametrize("name", ["mood", "topics"])
 def test_inference_client_classifies(
     models: list[ServedModel], service: Service, name: str
