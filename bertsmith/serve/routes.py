@@ -74,7 +74,9 @@ class TaskRoutes:
         texts = as_list(body.inputs)
 
         def respond(deadline: Deadline) -> Response:
-            model, encoded = self._service.tokenize(body.model, texts, deadline)
+            model, encoded = self._service.tokenize(
+                body.model, texts, deadline, prompt_name=body.prompt_name
+            )
             token_lists = _iter_token_lists(
                 model, encoded, add_special_tokens=body.add_special_tokens, deadline=deadline
             )

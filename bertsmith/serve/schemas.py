@@ -218,6 +218,13 @@ class TokenizeBody(BaseBody):
 
     inputs: Inputs
     add_special_tokens: bool = True
+    prompt_name: Annotated[
+        str | None,
+        Field(
+            description="Name of a prompt of a sentence-transformers model, which is added to each "
+            "text and included in the offsets; null: no prompt."
+        ),
+    ] = None
 
 
 class FillBody(BaseBody):

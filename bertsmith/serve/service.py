@@ -261,18 +261,34 @@ class Service:
         return served_model.with_token_counter(deadline.token_counts)
 
     def tokenize(
-        self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
+        self,
+        model_name: str | None,
+        texts: Sequence[str],
+        deadline: Deadline | None = None,
+        *,
+        prompt_name: str | None = None,
     ) -> tuple[ServedModel, list[EncodedText]]:
         """Return the model, and the token ids and character offsets of each text.
 
         The deadline is checked between groups of texts.
 
+        Args:
+            model_name: name of the model; None for the first one.
+            texts: the texts.
+            deadline: the request's deadline.
+            prompt_name: name of the prompt to add to each text; None for no prompt. The offsets
+                are those in the prompt followed by the text.
+
         Raises:
+            InputError: the model declares no such prompt.
             RequestTooLargeError: the texts have too many tokens.
             DeadlineExceededError: the deadline passed.
             DisconnectedError: the client disconnected.
         """
         model = self.check_request(model_name, "embed", texts, deadline)
+        if prompt_name is not None:
+            prompt = model.embedder.with_prompt(prompt_name).text_config.prompt
+            texts = [prompt + text for text in texts]
         deadline = self._resolve_deadline(deadline)
         encoded: list[EncodedText] = []
         num_tokens = 0

@@ -67,9 +67,23 @@ def test_prompts_give_the_vectors_of_sentence_transformers(
     assert_close(similarities.json(), expected[1:] @ expected[0])
 
 
+def test_prompt_is_tokenized(prompt_server: RunningServer) -> None:
+    """/tokenize adds the named prompt, and no prompt for null, as text-embeddings-inference."""
+    text = SENTENCES[0]
+
+    def tokenize(**body: Any) -> Any:
+        return prompt_server.post("/tokenize", body).json()
+
+    assert tokenize(inputs=text, prompt_name=None) == tokenize(inputs=text)
+    assert tokenize(inputs=text, prompt_name="query") == tokenize(inputs=PROMPTS["query"] + text)
+    default = tokenize(inputs=[text], prompt_name="default")
+    assert default == tokenize(inputs=PROMPTS["document"] + text)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/tokenize", {"inputs": "a"}),
         ("/embed", {"inputs": "a"}),
         ("/embed_all", {"inputs": "a"}),
         ("/v1/embeddings", {"input": "a"}),
