@@ -16,6 +16,7 @@ from bertsmith.serve.responses import ModelInfo, PredictResult
 from bertsmith.serve.schemas import DecodeBody, PredictBody
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.model_setup import get_dtype_name
 from bertsmith.use.predict import Prediction
 from bertsmith.use.rerank import sigmoid
 from bertsmith.version import __version__
@@ -97,7 +98,7 @@ def describe_model(model: ServedModel, settings: ServeSettings) -> dict[str, Any
     return {
         "model_id": model.name,
         "model_sha": None,
-        "model_dtype": "float32",
+        "model_dtype": get_dtype_name(model.embedder.encoder),
         "model_type": model_type,
         "max_concurrent_requests": settings.max_concurrent_requests,
         "max_input_length": model.embedder.max_seqlen,

@@ -142,6 +142,17 @@ def set_up_embedding_encoder(
     return encoder, device
 
 
+def get_dtype_name(encoder: BertModel | OpenVINOEncoder) -> str:
+    """Return the number format of an encoder's weights, such as "float32"; "int8" for 8 bits."""
+    if isinstance(encoder, OpenVINOEncoder):
+        return encoder.dtype_name
+    dtype = encoder.embeddings.words.weight.dtype
+    # In the 8-bit mode, the embeddings remain in float32; see ``quantize``.
+    if encoder.output_dtype is not None and dtype == torch.float32:
+        return "int8"
+    return str(dtype).removeprefix("torch.")
+
+
 def set_up_encoder(encoder: BertModel) -> None:
     """Select the attention kernel of an encoder on CUDA, and allow TF32 there.
 

@@ -9,11 +9,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import InferenceClient
 
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.service import Service
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.tei import describe_model
+from bertsmith.use import quantization
 from bertsmith.use.embed import Embedder
 from tests.serve.model_server import SENTENCES, RunningServer, run_server
 
@@ -377,6 +381,20 @@ def test_decode_inverts_tokenize(server: RunningServer) -> None:
     texts = server.post("/decode", {"ids": [ids, ids[1:3]], "skip_special_tokens": False}).json()
     assert texts[0] == f"[CLS] {decoded[0]} [SEP]"
     assert "[CLS]" not in texts[1]
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, "bfloat16"), (None, "int8")])
+def test_info_has_the_number_format(
+    model_dirs: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype | None,
+    expected: str,
+) -> None:
+    """It is float32 by default; in the fast mode, it depends on the processor."""
+    monkeypatch.setattr(quantization, "choose_16_bit_dtype", lambda _: dtype)
+    for fast, name in ((False, "float32"), (True, expected)):
+        model = load_served_model("m", model_dirs["plain"], fast=fast)
+        assert describe_model(model, ServeSettings())["model_dtype"] == name
 
 
 def test_info_describes_a_model(

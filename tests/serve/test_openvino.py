@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from bertsmith.errors import ModelError
+from bertsmith.interop.openvino import OpenVINOEncoder
 from bertsmith.interop.openvino.writing import write_openvino
 from bertsmith.serve.models import load_served_model
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.tei import describe_model
 from bertsmith.use.explain import encode_text_or_pair
-from tests.serve.model_server import run_server
+from tests.serve.model_server import SENTENCES, run_server
 
 pytest.importorskip("openvino", reason="pip install 'bertsmith[openvino]'")
 
@@ -30,3 +33,16 @@ def test_server_embeds_with_the_graph(model_dirs: dict[str, Path], tmp_path: Pat
     graph, original = (np.array(vector["embedding"]) for vector in vectors)
     cosine = graph @ original / np.linalg.norm(graph) / np.linalg.norm(original)
     assert cosine > 0.999
+
+
+def test_info_has_the_number_format(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """OpenVINO chooses it for the processor, unless it is set; a graph in 8 bits has int8."""
+    write_openvino(model_dirs["plain"], tmp_path / "plain")
+    served = load_served_model("graph", tmp_path / "plain")
+    name = describe_model(served, ServeSettings())["model_dtype"]
+    assert name in ("float32", "bfloat16", "float16")
+    assert OpenVINOEncoder(tmp_path / "plain", served.bundle.config, "f32").dtype_name == "float32"
+    pytest.importorskip("nncf", reason="pip install 'bertsmith[openvino]'")
+    write_openvino(model_dirs["plain"], tmp_path / "out", calibration=SENTENCES)
+    served = load_served_model("graph", tmp_path / "out")
+    assert describe_model(served, ServeSettings())["model_dtype"] == "int8"

@@ -28,12 +28,19 @@ OUTPUT_NAME: Final = "last_hidden_state"
 #: Names of the inputs, as in Hugging Face Optimum. The last one is optional.
 INPUT_NAMES: Final = ("input_ids", "attention_mask", "token_type_ids")
 
+#: PyTorch's names of number formats by OpenVINO's names.
+_DTYPE_NAMES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
 
 class OpenVINOEncoder:
     """Computes the last hidden states of packed batches with an OpenVINO graph.
 
     Several threads can compute batches at the same time. They share the number of threads that
     PyTorch has when the graph is loaded, as the workers of ``map_in_threads`` do.
+
+    Attributes:
+        dtype_name: Number format of the computation, such as "bfloat16"; "int8" for a graph with
+            quantized layers.
     """
 
     def __init__(
@@ -76,6 +83,9 @@ class OpenVINOEncoder:
         if precision is not None:
             settings["INFERENCE_PRECISION_HINT"] = precision
         compiled = core.compile_model(graph, "CPU", settings)
+        is_quantized = any(node.get_type_name() == "FakeQuantize" for node in graph.get_ops())
+        type_name = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        self.dtype_name = "int8" if is_quantized else _DTYPE_NAMES.get(type_name, type_name)
         #: Requests that no thread uses. A request computes one batch at a time.
         self._idle_requests: SimpleQueue[Any] = SimpleQueue()
         for _ in range(num_workers):
