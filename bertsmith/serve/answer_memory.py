@@ -100,7 +100,13 @@ class AnswerReservation:
         self.num_bytes = 0
 
     def reserve(self, num_bytes: int, deadline: Deadline) -> None:
-        """Wait until there is room for the answer; see ``AnswerMemory.reserve``."""
+        """Wait until there is room for the answer; see ``AnswerMemory.reserve``.
+
+        Nothing happens if bytes are reserved already, because requests that wait for more could
+        block each other.
+        """
+        if self.num_bytes:
+            return
         self._memory.reserve(self, num_bytes, deadline)
         # The request may have ended at its deadline in the meantime.
         with self._lock:

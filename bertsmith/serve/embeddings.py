@@ -49,6 +49,8 @@ _NORMALIZED: Final = VectorSettings(normalize=True)
 _MAX_BUFFERED_NUMBERS: Final = 200_000
 #: Largest difference of the length of a normalized vector from 1, by rounding.
 _LENGTH_TOLERANCE = 1e-3
+#: Maximum bytes of a float32 number in JSON, with a comma, such as -0.123456789.
+_BYTES_PER_JSON_NUMBER: Final = 13
 
 
 class EmbeddingRoutes:
@@ -88,7 +90,8 @@ class EmbeddingRoutes:
         served_model = self._service.find_model(model, "embed")
         embedder = served_model.embedder
         spec = resolve_vector_settings(embedder, settings)
-        num_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
+        num_vector_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
+        num_bytes = max(num_vector_bytes, options.get("num_answer_bytes", 0))
         # A large request tokenizes, and waits for memory, in a thread.
         is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
         if not is_large and isinstance(texts[0], str):
@@ -187,10 +190,12 @@ class EmbeddingRoutes:
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
         """Compute cosine similarities: of one sentence to others, or of all pairs of texts."""
+        num_similarities = 0
         if isinstance(body.inputs, list):
             texts = body.inputs
+            num_similarities = len(texts) ** 2
             limit = self._service.settings.max_vector_elements
-            check_limit("similarities", len(texts) ** 2, limit)
+            check_limit("similarities", num_similarities, limit)
         else:
             texts = [body.inputs.source_sentence, *body.inputs.sentences]
         _, vectors = await self._compute_vectors(
@@ -201,12 +206,13 @@ class EmbeddingRoutes:
             truncate=body.parameters.truncate,
             truncation_side=body.parameters.truncation_direction,
             prompt_name=body.parameters.prompt_name,
+            num_answer_bytes=_BYTES_PER_JSON_NUMBER * num_similarities,
         )
         matrix = np.stack(vectors)
         if not isinstance(body.inputs, list):
             return to_json_response(matrix[1:] @ matrix[0])
         return await self._executor.encode_response(
-            lambda: serialize_array(matrix @ matrix.T), len(texts) ** 2
+            lambda: serialize_array(matrix @ matrix.T), num_similarities
         )
 
     async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:

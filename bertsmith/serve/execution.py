@@ -47,13 +47,23 @@ class RequestExecutor:
     ) -> Result:
         """Call ``function`` in a thread and return its result.
 
+        A large response is returned when there is memory for it, unless ``function`` has reserved
+        memory.
+
         Raises:
+            BusyError: too many requests wait for memory.
             DeadlineExceededError: the function did not return in time.
             DisconnectedError: the client disconnected.
         """
+
+        def run(deadline: Deadline) -> Result:
+            result = function(deadline)
+            deadline.reserve_answer(len(getattr(result, "body", b"")))
+            return result
+
         deadline: Deadline = request.state.deadline
         with _cancel_on_disconnect(request, deadline):
-            return await _await_future(deadline, self._threads.submit(function, deadline))
+            return await _await_future(deadline, self._threads.submit(run, deadline))
 
     async def await_future(
         self,

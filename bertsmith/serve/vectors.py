@@ -71,6 +71,7 @@ def submit_embeddings(
     truncation_side: TruncationSide = "right",
     prompt_name: str | None = None,
     encoded: Sequence[list[int]] | None = None,
+    num_answer_bytes: int = 0,
 ) -> PendingEmbeddings:
     """Submit texts to the batcher without waiting for their vectors.
 
@@ -84,6 +85,7 @@ def submit_embeddings(
         truncation_side: side on which texts are truncated.
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
         encoded: results of ``Embedder.encode_texts`` for the texts; None to tokenize them.
+        num_answer_bytes: bytes of the answer, if it can be larger than the vectors.
 
     Raises:
         InputError: token ids or the prompt are not those of the model.
@@ -110,7 +112,8 @@ def submit_embeddings(
         check_num_truncated(tokenized.num_truncated, served_model.embedder.max_seqlen)
     check_limit("vector elements", len(texts) * spec.width, service.settings.max_vector_elements)
     # Only large requests wait here, which run in threads.
-    deadline.reserve_answer(BYTES_PER_ELEMENT * len(texts) * spec.width)
+    num_vector_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
+    deadline.reserve_answer(max(num_vector_bytes, num_answer_bytes))
     payloads = [(len(ids), ids) for ids in tokenized.sequences]
     future = service.create_calls(served_model, deadline).submit(
         ("embed", settings), partial(served_model.embedder.encode_batch, spec=spec), payloads

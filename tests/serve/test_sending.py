@@ -213,8 +213,52 @@ def test_large_sparse_answers_are_counted_and_streamed(
         streamed = server.post("/embed_sparse", {"inputs": SENTENCES})
     assert streamed.headers["transfer-encoding"] == "chunked"
     assert streamed.json() == buffered.json()
-    # A token id and a weight per entry.
-    assert reserved == [12 * sum(map(len, buffered.json()))] * 2
+    # A token id and a weight per entry. The second reservation of each request is ignored.
+    assert reserved[::2] == [12 * sum(map(len, buffered.json()))] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        ("/attention", SENTENCES[0]),
+        ("/fill", "the [MASK] worked"),
+        ("/similarity", ["the smith"] * 100),
+        ("/tokenize", SENTENCES),
+    ],
+)
+def test_answers_in_memory_are_counted(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str, inputs: Any
+) -> None:
+    """A request reserves memory for its answer until the answer was sent."""
+    monkeypatch.setattr("bertsmith.serve.answer_memory.MIN_COUNTED_BYTES", 1)
+    reserved: list[int] = []
+    close = AnswerReservation.close
+
+    def record(self: AnswerReservation) -> None:
+        reserved.append(self.num_bytes)
+        close(self)
+
+    monkeypatch.setattr(AnswerReservation, "close", record)
+    with run_server(models[:1]) as server:
+        answer = server.post(path, {"inputs": inputs})
+        assert answer.status_code == 200
+        wait_until(lambda: bool(reserved))
+        memory: AnswerMemory = server.server.config.app._answer_memory  # type: ignore[union-attr]
+        wait_until(lambda: memory._num_bytes == 0)
+    # Similarities reserve the maximum, because their size is not known in advance.
+    assert reserved[0] >= len(answer.content)
+    assert path == "/similarity" or reserved[0] == len(answer.content)
+
+
+def test_second_reservation_has_no_effect() -> None:
+    """A request that has reserved memory does not wait for more, which could block all requests."""
+    memory = AnswerMemory(2 * MIN_COUNTED_BYTES)
+    reservation = AnswerReservation(memory)
+    for num_bytes in (MIN_COUNTED_BYTES, 2 * MIN_COUNTED_BYTES):
+        reservation.reserve(num_bytes, Deadline(TIMEOUT))
+        assert memory._num_bytes == MIN_COUNTED_BYTES
+    reservation.close()
+    assert memory._num_bytes == 0
 
 
 @pytest.mark.parametrize("texts", [["?!" * 10], ["?!" * 100, "a"], ["the smith"]])
