@@ -16,13 +16,13 @@ from bertsmith.serve.fair_queue import BatchFunction
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
-    compute_mask_predictions,
     compute_task_outputs,
+    compute_top_tokens,
     require_finite,
 )
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
-from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence
+from bertsmith.use.masked_lm import MaskedSequence, TopTokens
 from bertsmith.use.pair import EncodedPair, compute_batch_probabilities
 from bertsmith.use.token_vectors import Floats
 
@@ -93,18 +93,18 @@ class ModelCalls:
         future = self.submit(operation, compute_batch, payloads)
         return wait_for_result(future, self._deadline)
 
-    def predict_masks(
+    def predict_top_tokens(
         self,
         bundle: PretrainedBundle,
         lengths: Sequence[int],
-        sequence_at: Callable[[int], MaskedSequence],
-    ) -> Iterator[MaskedPredictions]:
-        """Predict masked tokens; a ``MaskedTokenPredictor``."""
-        payloads = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
-        results = self.compute("fill", partial(compute_mask_predictions, bundle), payloads)
-        for index, log_probabilities in enumerate(results):
-            rows = [(index, mask) for mask in range(len(log_probabilities))]
-            yield MaskedPredictions(rows, log_probabilities)
+        get_sequence: Callable[[int], MaskedSequence],
+        top: int,
+    ) -> Iterator[tuple[Sequence[tuple[int, int]], TopTokens]]:
+        """Predict masked tokens; a ``TopTokenPredictor``."""
+        payloads = [(length, (get_sequence(index), top)) for index, length in enumerate(lengths)]
+        results = self.compute("fill", partial(compute_top_tokens, bundle), payloads)
+        for index, top_tokens in enumerate(results):
+            yield [(index, mask) for mask in range(len(top_tokens.token_ids))], top_tokens
 
     def compute_pair_probabilities(
         self, bundle: PretrainedBundle, sequences: Sequence[EncodedPair]

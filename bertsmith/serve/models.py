@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bertsmith.bundle import (
     EncoderBundle,
@@ -27,7 +26,7 @@ from bertsmith.tasks.outputs import compute_batch_outputs
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder
 from bertsmith.use.explain import AttentionMaps, EncodedTexts, compute_attention
-from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
+from bertsmith.use.masked_lm import MaskedSequence, TopTokens, predict_masked_batch
 from bertsmith.use.model_setup import set_up_model
 from bertsmith.use.pair import check_predicts_next_sentence
 from bertsmith.use.sparse import SparseVector
@@ -128,14 +127,15 @@ def require_finite(
 ) -> Callable[[Any], Sequence[Any]]:
     """Wrap ``compute`` to raise NotFiniteError if an output has NaN or infinity.
 
-    JSON cannot express these numbers. Log-probabilities (tensors) may be -inf.
+    JSON cannot express these numbers. Log-probabilities may be -inf.
     """
 
     def compute_finite(payloads: Any) -> Sequence[Any]:
         results = compute(payloads)
         for result in results:
-            if isinstance(result, Tensor):
-                is_finite = not bool((result.isnan() | result.isposinf()).any())
+            if isinstance(result, TopTokens):
+                values = result.log_probabilities
+                is_finite = not bool((values.isnan() | values.isposinf()).any())
             else:
                 numbers = result
                 if isinstance(result, AttentionMaps):
@@ -162,22 +162,34 @@ def compute_task_outputs(
     return compute_batch_outputs(model, sequences, token_indices or None)
 
 
-def compute_mask_predictions(
-    bundle: PretrainedBundle, sequences: list[MaskedSequence]
-) -> list[Tensor]:
+def compute_top_tokens(
+    bundle: PretrainedBundle, payloads: list[tuple[MaskedSequence, int]]
+) -> list[TopTokens]:
     """Predict the masked tokens of all sequences in one batch.
 
+    The results of a request wait in memory for its other batches, so they must not have the
+    probabilities of the whole vocabulary.
+
+    Args:
+        bundle: the model.
+        payloads: the sequences, each with its number K of tokens per mask.
+
     Returns:
-        For each sequence, the log-probabilities of its masked tokens, float32 [P, V].
+        For each sequence, the K most probable tokens at its masked positions.
     """
-    results = [
-        torch.empty(len(sequence.masked_positions), bundle.tokenizer.vocab_size)
-        for sequence in sequences
-    ]
+    sequences = [sequence for sequence, _ in payloads]
+    max_top = max(top for _, top in payloads)
+    results = []
+    for sequence, top in payloads:
+        shape = (len(sequence.masked_positions), top)
+        results.append(TopTokens(torch.empty(shape), torch.empty(shape, dtype=torch.int64)))
     for predictions in predict_masked_batch(bundle, sequences):
-        rows = zip(predictions.rows, predictions.log_probabilities, strict=True)
-        for (sequence_index, mask_index), log_probabilities in rows:
-            results[sequence_index][mask_index] = log_probabilities
+        best = predictions.select_top(max_top)
+        rows = zip(predictions.rows, best.log_probabilities, best.token_ids, strict=True)
+        for (sequence_index, mask_index), log_probabilities, token_ids in rows:
+            top = payloads[sequence_index][1]
+            results[sequence_index].log_probabilities[mask_index] = log_probabilities[:top]
+            results[sequence_index].token_ids[mask_index] = token_ids[:top]
     return results
 
 

@@ -142,7 +142,7 @@ class Service:
         check_limit("masks", num_masks, self.settings.max_masks)
         num_predictions = num_masks * min(top, model.bundle.tokenizer.vocab_size)
         check_limit("predictions (masks times top)", num_predictions, MAX_PREDICTIONS)
-        predictor = self.create_calls(model, deadline).predict_masks
+        predictor = self.create_calls(model, deadline).predict_top_tokens
         return list(iter_fillings(model.bundle, texts, top, predictor, self.settings.max_texts))
 
     def pair(

@@ -1,7 +1,7 @@
 """Predict the words at the [MASK] tokens of texts."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bertsmith.bundle import PretrainedBundle
@@ -10,7 +10,7 @@ from bertsmith.text.mask import MASK_TOKEN, check_mask, shorten_text
 from bertsmith.use.inputs import chunked
 from bertsmith.use.masked_lm import (
     MaskedSequence,
-    MaskedTokenPredictor,
+    TopTokens,
     get_max_text_tokens,
     predict_masked_tokens,
 )
@@ -18,6 +18,13 @@ from bertsmith.use.model_setup import ModelOrPath, resolve_model
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256
+
+#: The type of ``predict_top_tokens``, and of the function with which the server batches the
+#: requests of several clients.
+TopTokenPredictor = Callable[
+    [PretrainedBundle, Sequence[int], Callable[[int], MaskedSequence], int],
+    Iterator[tuple[Sequence[tuple[int, int]], TopTokens]],
+]
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,26 @@ def fill(model: ModelOrPath, text: str, top: int = 5, *, fast: bool = False) -> 
     return next(iter_fillings(resolve_model(model, fast=fast), [text], top))
 
 
+def predict_top_tokens(
+    bundle: PretrainedBundle,
+    lengths: Sequence[int],
+    get_sequence: Callable[[int], MaskedSequence],
+    top: int,
+) -> Iterator[tuple[Sequence[tuple[int, int]], TopTokens]]:
+    """Predict the ``top`` most probable tokens; see ``predict_masked_tokens``.
+
+    Yields:
+        The rows of ``MaskedPredictions``, and the tokens of these rows.
+    """
+    for predictions in predict_masked_tokens(bundle, lengths, get_sequence):
+        yield predictions.rows, predictions.select_top(top)
+
+
 def iter_fillings(
     model: ModelOrPath,
     texts: Iterable[str],
     top: int = 5,
-    predict: MaskedTokenPredictor = predict_masked_tokens,
+    predict: TopTokenPredictor = predict_top_tokens,
     chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[list[Filling]]:
     """Yield the predictions of ``fill`` for each text, in input order, computed in batches.
@@ -67,7 +89,7 @@ def iter_fillings(
         model: As for ``fill``.
         texts: The texts. Error messages contain the number of the text, from 1.
         top: Number of predictions per mask.
-        predict: Computes the probabilities at the [MASK] tokens.
+        predict: Predicts the tokens at the [MASK] tokens.
         chunk_size: Number of texts encoded together.
 
     Raises:
@@ -134,17 +156,17 @@ def _fill_sequences(
     texts: list[str],
     sequences: list[MaskedSequence],
     top: int,
-    predict: MaskedTokenPredictor,
+    predict: TopTokenPredictor,
 ) -> Iterator[list[Filling]]:
     """Yield the predictions for each text of a chunk."""
     # The keys are pairs (index of the text, index of the mask in the text).
     predictions: dict[tuple[int, int], list[tuple[str, float]]] = {}
     top = min(top, bundle.tokenizer.vocab_size)
     lengths = [len(sequence.ids) for sequence in sequences]
-    for batch in predict(bundle, lengths, sequences.__getitem__):
-        best = batch.log_probabilities.topk(top)
-        probabilities, token_ids = best.values.exp().tolist(), best.indices.tolist()
-        for row, row_probabilities, ids in zip(batch.rows, probabilities, token_ids, strict=True):
+    for rows, top_tokens in predict(bundle, lengths, sequences.__getitem__, top):
+        probabilities = top_tokens.log_probabilities.exp().tolist()
+        token_ids = top_tokens.token_ids.tolist()
+        for row, row_probabilities, ids in zip(rows, probabilities, token_ids, strict=True):
             tokens = bundle.tokenizer.ids_to_tokens(ids)
             predictions[row] = list(zip(tokens, row_probabilities, strict=True))
     for text_index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):

@@ -43,12 +43,22 @@ class MaskedPredictions:
     rows: Sequence[tuple[int, int]]
     log_probabilities: Tensor
 
+    def select_top(self, num_tokens: int) -> "TopTokens":
+        """Return the most probable tokens of each prediction."""
+        return TopTokens(*self.log_probabilities.topk(num_tokens))
 
-#: The type of ``predict_masked_tokens``, and of the function with which the server batches the
-#: requests of several clients.
-MaskedTokenPredictor = Callable[
-    [PretrainedBundle, Sequence[int], Callable[[int], MaskedSequence]], Iterator[MaskedPredictions]
-]
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The K most probable tokens at P masked positions, most probable first.
+
+    Attributes:
+        log_probabilities: float32 [P, K], natural logarithms.
+        token_ids: int64 [P, K].
+    """
+
+    log_probabilities: Tensor
+    token_ids: Tensor
 
 
 def get_max_text_tokens(bundle: PretrainedBundle) -> int:

@@ -19,6 +19,7 @@ from bertsmith.serve.deadline import Deadline, NotFiniteError
 from bertsmith.serve.models import ServedModel, load_served_model, require_finite
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.masked_lm import TopTokens
 from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
 
 LONE_SURROGATE = "half \ud800 a character"
@@ -159,7 +160,7 @@ def test_output_that_is_not_finite_does_not_fail_its_batch() -> None:
 
 def test_log_probability_of_minus_infinity_is_allowed() -> None:
     """Minus infinity is the logarithm of a probability of zero."""
-    results = [torch.tensor([0.0, float("-inf")])]
+    results = [TopTokens(torch.tensor([[0.0, float("-inf")]]), torch.tensor([[5, 6]]))]
     assert require_finite("m", lambda _: results)(None) is results
 
 

@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from bertsmith import bundle
+from bertsmith.bundle import PretrainedBundle
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime import inference_batches
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError
-from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.models import ServedModel, compute_top_tokens, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.vectors import submit_embeddings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
+from bertsmith.use.fill import fill
+from bertsmith.use.masked_lm import MaskedSequence
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vectors import VectorSpec
 from tests.serve.model_pause import TIMEOUT, paused_model
@@ -185,3 +188,22 @@ def test_requests_before_and_after_a_reload_share_no_batch(
         service.close()
     for model, vector in zip((models[0], replacement), vectors, strict=True):
         np.testing.assert_allclose(vector, model.embedder.encode(["a hammer"])[0], atol=1e-5)
+
+
+def test_batch_returns_only_the_top_tokens_of_masks(models: list[ServedModel]) -> None:
+    """Requests with different numbers of predictions share a batch."""
+    pretrained = models[0].bundle
+    assert isinstance(pretrained, PretrainedBundle)
+    tokenizer = pretrained.tokenizer
+    text = "a [MASK] the [MASK] smith"
+    ids = [tokenizer.cls_id, *tokenizer.encode(text, allow_special=True), tokenizer.sep_id]
+    masks = [index for index, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
+    sequence = MaskedSequence(ids, [0] * len(ids), masks)
+    results = compute_top_tokens(pretrained, [(sequence, 2), (sequence, 5)])
+    assert [tuple(result.log_probabilities.shape) for result in results] == [(2, 2), (2, 5)]
+    for result, top in zip(results, (2, 5), strict=True):
+        for token_ids, filling in zip(
+            result.token_ids.tolist(), fill(pretrained, text, top), strict=True
+        ):
+            expected = [token for token, _ in filling.predictions]
+            assert tokenizer.ids_to_tokens(token_ids) == expected
