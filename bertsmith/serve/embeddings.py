@@ -20,6 +20,7 @@ from bertsmith.serve.execution import (
     to_json_response,
 )
 from bertsmith.serve.limits import check_limit
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.responses import (
     EmbeddingList,
@@ -77,7 +78,7 @@ class EmbeddingRoutes:
     async def _compute_vectors(
         self,
         request: Request,
-        model: str | None,
+        model: str | ServedModel | None,
         texts: Any,
         settings: VectorSettings,
         **options: Any,
@@ -95,7 +96,7 @@ class EmbeddingRoutes:
         # A large request tokenizes, and waits for memory, in a thread.
         is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
         if not is_large and isinstance(texts[0], str):
-            self._service.check_request(model, "embed", texts)
+            self._service.check_request(served_model, "embed", texts)
             embedder = embedder.with_prompt(options.get("prompt_name"))
             options["encoded"] = await self._text_tokenizer.encode(embedder, texts)
         # ``submit`` must return only the future, so it stores the submission here.
@@ -118,13 +119,14 @@ class EmbeddingRoutes:
         normalize.
         """
         texts = list_inputs(body.input)
-        embedder = self._service.find_model(body.model, "embed").embedder
+        model = self._service.find_model(body.model, "embed")
+        embedder = model.embedder
         # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
         # files of a sentence-transformers model say whether its vectors are normalized.
         settings = _NORMALIZED if embedder.pooling_config is None else _DEFAULT
         check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(
-            request, body.model, texts, settings, prompt_name=body.prompt_name
+            request, model, texts, settings, prompt_name=body.prompt_name
         )
         vectors = shorten_vectors(vectors, body.dimensions)
 
@@ -154,11 +156,12 @@ class EmbeddingRoutes:
         """Embed texts: one vector per text."""
         settings = body.to_vector_settings(pooling=body.pooling, normalize=body.normalize)
         texts = list_inputs(body.inputs)
-        embedder = self._service.find_model(body.model, "embed").embedder
+        model = self._service.find_model(body.model, "embed")
+        embedder = model.embedder
         check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(
             request,
-            body.model,
+            model,
             texts,
             settings,
             truncate=body.truncate,

@@ -80,7 +80,7 @@ class InferenceRoutes:
         """Return the answer to a question."""
         question = parse("inputs", QuestionInput, inputs)
         pairs = [(question.question, question.context)]
-        (answer,) = self._service.answer(model.name, pairs, deadline)
+        (answer,) = self._service.answer(model, pairs, deadline)
         best = answer.best
         return {
             "answer": best.text,
@@ -95,7 +95,7 @@ class InferenceRoutes:
         """Return the labels of a text."""
         text = parse("inputs", _TEXT, inputs)
         top = parse("parameters.top_k", _TOP, parameters.get("top_k", MAX_TOP))
-        (prediction,) = self._service.classify(model.name, [text], deadline)
+        (prediction,) = self._service.classify(model, [text], deadline)
         return [format_labels(model, prediction)[:top]]
 
     def _fill(
@@ -104,7 +104,7 @@ class InferenceRoutes:
         """Return the predictions for the [MASK] of a text, or a list for each of several."""
         text = parse("inputs", _TEXT, inputs)
         top = parse("parameters.top_k", _TOP, parameters.get("top_k", 5))
-        (masks,) = self._service.fill(model.name, [text], top, deadline)
+        (masks,) = self._service.fill(model, [text], top, deadline)
         tokenizer = model.bundle.tokenizer
         results = []
         for mask in masks:
@@ -131,7 +131,7 @@ class InferenceRoutes:
                 "parameters.aggregation_strategy: tokens are always aggregated; leave it out"
             )
         text = parse("inputs", _TEXT, inputs)
-        (tagged,) = self._service.tag(model.name, [text], deadline)
+        (tagged,) = self._service.tag(model, [text], deadline)
         return [
             {
                 "entity_group": span.label,

@@ -18,6 +18,7 @@ from bertsmith.serve.execution import (
     to_json_response,
 )
 from bertsmith.serve.limits import check_limit, check_no_surrogates
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.responses import AttentionResult, AttributionsResult, WordDistances
 from bertsmith.serve.schemas import AttentionBody, AttributionsBody, WordDistancesBody
 from bertsmith.serve.service import Service
@@ -60,9 +61,10 @@ class InspectionRoutes:
         """Compare one word's vectors in several texts: cosine distances in each layer."""
 
         def respond(deadline: Deadline) -> Response:
-            layers = self._select_layers(body)
+            model = self._service.find_model(body.model, "embed")
+            layers = _select_layers(body.layer, model.bundle.config.layers)
             occurrences = compute_occurrences(
-                self._service, body.model, body.inputs, body.word, layers, deadline
+                self._service, model, body.inputs, body.word, layers, deadline
             )
             vectors = np.stack([occurrence.vector for occurrence in occurrences])
             # [number of occurrences, number of layers, D]
@@ -92,11 +94,12 @@ class InspectionRoutes:
         text, pair = (body.inputs, None) if isinstance(body.inputs, str) else body.inputs
 
         def respond(deadline: Deadline) -> Response:
-            config = self._service.find_model(body.model, "embed").bundle.config
+            model = self._service.find_model(body.model, "embed")
+            config = model.bundle.config
             layers = _select_numbers("layer", body.layer, config.layers)
             heads = _select_numbers("head", body.head, config.heads)
             maps = self._service.attention(
-                body.model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
+                model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
             )
             size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
             limit = self._service.settings.max_vector_elements
@@ -142,27 +145,10 @@ class InspectionRoutes:
 
         return await self._executor.run_in_thread(request, respond)
 
-    def _select_layers(self, body: WordDistancesBody) -> list[int]:
-        """Return the layers of a request, counted from 0, the embeddings.
-
-        Raises:
-            InputError: there is no such layer.
-        """
-        num_layers = self._service.find_model(body.model, "embed").bundle.config.layers
-        if body.layer is None:
-            return list(range(num_layers + 1))
-        layer = body.layer if body.layer >= 0 else num_layers + 1 + body.layer
-        if not 0 <= layer <= num_layers:
-            raise InputError(
-                f"layer is {body.layer}; expected 0 (the embeddings) to {num_layers}, or -1 (the "
-                "last layer)"
-            )
-        return [layer]
-
 
 def compute_occurrences(
     service: Service,
-    model_name: str | None,
+    model: str | ServedModel | None,
     texts: Sequence[str],
     word: str,
     layers: Sequence[int],
@@ -175,7 +161,7 @@ def compute_occurrences(
         RequestTooLargeError: there are too many texts, characters or occurrences.
     """
     check_no_surrogates([word])
-    served_model = service.find_model(model_name, "embed")
+    served_model = service.find_model(model, "embed")
     model = service.check_request(served_model, "embed", texts, deadline)
     check_limit("characters", sum(map(len, texts)), _MAX_WORD_CHARACTERS)
     check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
@@ -206,6 +192,26 @@ def _iter_maps(
                 head=orjson.dumps(head),
                 probabilities=serialize_array(probabilities),
             )
+
+
+def _select_layers(layer: int | None, num_layers: int) -> list[int]:
+    """Return the layer, counted from 0 (the embeddings), or all layers for None.
+
+    Args:
+        layer: the layer; negative numbers count from the end.
+        num_layers: layers of the model, without the embeddings.
+
+    Raises:
+        InputError: there is no such layer.
+    """
+    if layer is None:
+        return list(range(num_layers + 1))
+    index = layer if layer >= 0 else num_layers + 1 + layer
+    if not 0 <= index <= num_layers:
+        raise InputError(
+            f"layer is {layer}; expected 0 (the embeddings) to {num_layers}, or -1 (the last layer)"
+        )
+    return [index]
 
 
 def _select_numbers(name: str, number: int | None, count: int) -> list[int]:

@@ -62,7 +62,7 @@ class RerankRoutes:
 
         def respond(deadline: Deadline) -> Response:
             model = self._service.find_model(body.model, "rerank")
-            predictions = self._service.rerank(model.name, body.query, texts, deadline)
+            predictions = self._service.rerank(model, body.query, texts, deadline)
             results: list[dict[str, Any]] = [
                 {"index": index, "relevance_score": score}
                 for index, score in order_scores(predictions)[: body.top_n]

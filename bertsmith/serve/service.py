@@ -129,47 +129,49 @@ class Service:
 
     def fill(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         texts: Sequence[str],
         top: int,
         deadline: Deadline | None = None,
     ) -> list[list[Filling]]:
         """Return the ``top`` most probable tokens for each [MASK] of each text."""
-        model = self.check_request(model_name, "fill", texts, deadline)
-        assert isinstance(model.bundle, PretrainedBundle)
+        served_model = self.check_request(model, "fill", texts, deadline)
+        bundle = served_model.bundle
+        assert isinstance(bundle, PretrainedBundle)
         check_top(top)
         num_masks = sum(text.count(MASK_TOKEN) for text in texts)
         check_limit("masks", num_masks, self.settings.max_masks)
-        num_predictions = num_masks * min(top, model.bundle.tokenizer.vocab_size)
+        num_predictions = num_masks * min(top, bundle.tokenizer.vocab_size)
         check_limit("predictions (masks times top)", num_predictions, MAX_PREDICTIONS)
-        predictor = self.create_calls(model, deadline).predict_top_tokens
-        return list(iter_fillings(model.bundle, texts, top, predictor, self.settings.max_texts))
+        predictor = self.create_calls(served_model, deadline).predict_top_tokens
+        return list(iter_fillings(bundle, texts, top, predictor, self.settings.max_texts))
 
     def pair(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         pairs: Sequence[tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[NextSentencePrediction]:
         """Return the probability that text B follows text A, for each pair."""
-        model = self.check_request(model_name, "pair", pairs, deadline)
-        assert isinstance(model.bundle, PretrainedBundle)
-        compute = self.create_calls(model, deadline).compute_pair_probabilities
-        return list(iter_pair_predictions(model.bundle, pairs, compute, self.settings.max_texts))
+        served_model = self.check_request(model, "pair", pairs, deadline)
+        bundle = served_model.bundle
+        assert isinstance(bundle, PretrainedBundle)
+        compute = self.create_calls(served_model, deadline).compute_pair_probabilities
+        return list(iter_pair_predictions(bundle, pairs, compute, self.settings.max_texts))
 
     def classify(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         texts: Sequence[str | tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[Prediction]:
         """Return the labels, or the regression score, of each text or pair."""
-        bundle, compute_outputs = self.prepare_task(model_name, "classify", texts, deadline)
+        bundle, compute_outputs = self.prepare_task(model, "classify", texts, deadline)
         return list(iter_predictions(bundle, texts, compute_outputs, self.settings.max_texts))
 
     def rerank(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         query: str,
         texts: Sequence[str],
         deadline: Deadline | None = None,
@@ -177,40 +179,43 @@ class Service:
         """Return the score of each pair (query, text) by a model with one output."""
         check_ranking_texts(query, texts)
         pairs = [(query, text) for text in texts]
-        bundle, compute_outputs = self.prepare_task(model_name, "rerank", pairs, deadline)
+        bundle, compute_outputs = self.prepare_task(model, "rerank", pairs, deadline)
         return list(iter_predictions(bundle, pairs, compute_outputs, self.settings.max_texts))
 
     def tag(
-        self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
+        self,
+        model: str | ServedModel | None,
+        texts: Sequence[str],
+        deadline: Deadline | None = None,
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
-        bundle, compute_outputs = self.prepare_task(model_name, "tag", texts, deadline)
+        bundle, compute_outputs = self.prepare_task(model, "tag", texts, deadline)
         return list(iter_tagged_texts(bundle, texts, compute_outputs, self.settings.max_texts))
 
     def answer(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         questions: Sequence[tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        bundle, compute_outputs = self.prepare_task(model_name, "answer", questions, deadline)
+        bundle, compute_outputs = self.prepare_task(model, "answer", questions, deadline)
         return list(iter_answers(bundle, questions, compute_outputs, self.settings.max_texts))
 
     def choose(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         prompts: Sequence[tuple[str, Sequence[str]]],
         deadline: Deadline | None = None,
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
         check_limit("texts", sum(len(texts) for _, texts in prompts), self.settings.max_texts)
-        bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
+        bundle, compute_outputs = self.prepare_task(model, "choose", prompts, deadline)
         return list(iter_choices(bundle, prompts, compute_outputs, self.settings.max_texts))
 
     def attention(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         text: str,
         pair: str | None = None,
         *,
@@ -220,15 +225,15 @@ class Service:
         """Return the attention probabilities of a text or pair.
 
         Args:
-            model_name: name of the model; None for the first one that supports the task.
+            model: the model or its name; None for the first one that supports the task.
             text: the text, or the first text of the pair.
             pair: the second text, None for a single text.
             max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
             deadline: the request's deadline.
         """
         texts = [text] if pair is None else [text, pair]
-        model = self.check_request(model_name, "embed", texts, deadline)
-        return self.create_calls(model, deadline).compute_attention(text, pair, max_seqlen)
+        served_model = self.check_request(model, "embed", texts, deadline)
+        return self.create_calls(served_model, deadline).compute_attention(text, pair, max_seqlen)
 
     def close(self) -> None:
         """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""
@@ -262,7 +267,7 @@ class Service:
 
     def tokenize(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         texts: Sequence[str],
         deadline: Deadline | None = None,
         *,
@@ -273,7 +278,7 @@ class Service:
         The deadline is checked between groups of texts.
 
         Args:
-            model_name: name of the model; None for the first one.
+            model: the model or its name; None for the first one.
             texts: the texts.
             deadline: the request's deadline.
             prompt_name: name of the prompt to add to each text; None for no prompt. The offsets
@@ -285,35 +290,39 @@ class Service:
             DeadlineExceededError: the deadline passed.
             DisconnectedError: the client disconnected.
         """
-        model = self.check_request(model_name, "embed", texts, deadline)
+        served_model = self.check_request(model, "embed", texts, deadline)
         if prompt_name is not None:
-            prompt = model.embedder.with_prompt(prompt_name).text_config.prompt
+            prompt = served_model.embedder.with_prompt(prompt_name).text_config.prompt
             texts = [prompt + text for text in texts]
         deadline = self._resolve_deadline(deadline)
         encoded: list[EncodedText] = []
         num_tokens = 0
         for group in _group_texts(texts, _CHARACTERS_PER_DEADLINE_CHECK):
             deadline.check()
-            encoded += model.bundle.tokenizer.encode_batch_with_offsets(group)
+            encoded += served_model.bundle.tokenizer.encode_batch_with_offsets(group)
             num_tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
             check_limit("tokens", num_tokens, self.settings.max_tokens)
-        return model, encoded
+        return served_model, encoded
 
     def _resolve_deadline(self, deadline: Deadline | None) -> Deadline:
         """Return the deadline, or a new one with the default time limit for None."""
         return deadline or Deadline(self.settings.request_timeout_seconds)
 
     def prepare_task(
-        self, model_name: str | None, task: str, texts: Sequence[Any], deadline: Deadline | None
+        self,
+        model: str | ServedModel | None,
+        task: str,
+        texts: Sequence[Any],
+        deadline: Deadline | None,
     ) -> tuple[FineTunedBundle, ComputeOutputs]:
         """Check a request of a task.
 
         Returns:
             The fine-tuned model, and a function that computes the model's outputs with the batcher.
         """
-        model = self.check_request(model_name, task, texts, deadline)
-        assert isinstance(model.bundle, FineTunedBundle)
-        return model.bundle, self.create_calls(model, deadline).compute_outputs
+        served_model = self.check_request(model, task, texts, deadline)
+        assert isinstance(served_model.bundle, FineTunedBundle)
+        return served_model.bundle, self.create_calls(served_model, deadline).compute_outputs
 
     def create_calls(self, model: ServedModel, deadline: Deadline | None) -> ModelCalls:
         """Return an object that computes the sequences of one request with a model."""

@@ -51,7 +51,7 @@ class TeiRoutes:
 
         def respond(deadline: Deadline) -> Response:
             model = self._service.find_model(body.model, "classify")
-            predictions = self._service.classify(model.name, texts, deadline)
+            predictions = self._service.classify(model, texts, deadline)
             if not body.truncate:
                 check_not_truncated(predictions)
             results = [

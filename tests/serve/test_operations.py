@@ -22,6 +22,7 @@ from bertsmith.serve.batching import Batcher, ComputedBatch
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.launch import check_certificate
 from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
@@ -113,6 +114,31 @@ def test_replaced_models_answer_later_requests(
     for model, vector in zip((models[0], replacement), vectors, strict=True):
         expected = model.embedder.encode(["a hammer"], normalize=True)[0]
         np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_request_uses_one_version_of_a_model(
+    models: list[ServedModel],
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model that is replaced after the layers were selected does not change the answer."""
+    config = model_config(tokenizer).model_copy(update={"layers": 1})
+    bundle.save(tmp_path / "m", BertForPreTraining(config), tokenizer, {})
+    replacement = load_served_model("plain", tmp_path / "m")
+    compute_attention = Service.attention
+
+    def replace_and_compute(service: Service, *args: Any, **options: Any) -> Any:
+        service.replace_models([replacement])
+        return compute_attention(service, *args, **options)
+
+    with run_server(models[:1]) as server:
+        expected = server.post("/attention", {"inputs": "a hammer"}).json()
+        monkeypatch.setattr(Service, "attention", replace_and_compute)
+        response = server.post("/attention", {"inputs": "a hammer"})
+    assert response.status_code == 200
+    assert [item["layer"] for item in response.json()["maps"]] == [1, 1, 2, 2]
+    assert response.json()["tokens"] == expected["tokens"]
 
 
 def test_sighup_reloads_models_and_keys(
