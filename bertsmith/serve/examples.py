@@ -32,9 +32,11 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
 #: Task of the endpoints that are not named after their task and that not every model supports.
 _TASKS: Final = {
     "/predict": "classify",
+    "/attention": "inspect",
     "/attributions": "classify",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
+    "/word_distances": "inspect",
 }
 
 
@@ -43,7 +45,7 @@ def get_task(path: str) -> str:
     task = _TASKS.get(path, path[1:])
     # Every model supports the other endpoints.
     tasks = ("embed_sparse", "fill", "pair", "classify", "tag", "answer", "choose", "rerank")
-    return task if task in tasks else "embed"
+    return task if task in (*tasks, "inspect") else "embed"
 
 
 def build_example(path: str, models: Sequence[ServedModel]) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ class InspectionRoutes:
         """Compare one word's vectors in several texts: cosine distances in each layer."""
 
         def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "embed")
+            model = self._service.find_model(body.model, "inspect")
             layers = _select_layers(body.layer, model.bundle.config.layers)
             occurrences = compute_occurrences(
                 self._service, model, body.inputs, body.word, layers, deadline
@@ -94,7 +94,7 @@ class InspectionRoutes:
         text, pair = (body.inputs, None) if isinstance(body.inputs, str) else body.inputs
 
         def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "embed")
+            model = self._service.find_model(body.model, "inspect")
             config = model.bundle.config
             layers = _select_numbers("layer", body.layer, config.layers)
             heads = _select_numbers("head", body.head, config.heads)
@@ -161,8 +161,8 @@ def compute_occurrences(
         RequestTooLargeError: there are too many texts, characters or occurrences.
     """
     check_no_surrogates([word])
-    served_model = service.find_model(model, "embed")
-    model = service.check_request(served_model, "embed", texts, deadline)
+    served_model = service.find_model(model, "inspect")
+    model = service.check_request(served_model, "inspect", texts, deadline)
     check_limit("characters", sum(map(len, texts)), _MAX_WORD_CHARACTERS)
     check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
     settings = build_vector_settings(layers, pooling="none")

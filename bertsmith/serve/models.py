@@ -42,6 +42,7 @@ _TASK_BY_KIND = {
 #: What a model needs for a task whose name does not say it.
 _REQUIREMENTS = {
     "embed_sparse": "a masked-LM head",
+    "inspect": "the weights of an encoder",
     "rerank": "one output for a pair of texts",
 }
 
@@ -54,7 +55,8 @@ class ServedModel:
         name: name of the model in requests.
         bundle: model and tokenizer.
         embedder: computes vectors with the same model.
-        tasks: tasks that the model supports: "embed" (every model), "fill" and "embed_sparse"
+        tasks: tasks that the model supports: "embed" (every model), "inspect" (attention and the
+            vectors of all layers; every model except OpenVINO graphs), "fill" and "embed_sparse"
             (models with a masked-LM head), "pair", "classify", "rerank" (models with one output),
             "tag", "answer" or "choose".
         version: distinguishes models that were loaded under the same name; their sequences do not
@@ -95,6 +97,8 @@ def load_served_model(
     else:
         bundle = load_model(directory, device=device)
     tasks = {"embed"}
+    if not isinstance(bundle, OpenVINOBundle):
+        tasks.add("inspect")
     if isinstance(bundle, FineTunedBundle):
         tasks.add(_TASK_BY_KIND[bundle.head.kind])
         if bundle.head.kind == "regression":

@@ -110,7 +110,13 @@ class ModelDescription(TypedDict):
     """A loaded model. Only fine-tuned models have the fields kind, labels and label_names."""
 
     name: str
-    tasks: Annotated[list[str], Field(description="Endpoints that the model supports.")]
+    tasks: Annotated[
+        list[str],
+        Field(
+            description="Endpoints that the model supports; inspect: /attention and "
+            "/word_distances."
+        ),
+    ]
     num_layers: int
     num_heads: int
     hidden_size: int

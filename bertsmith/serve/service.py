@@ -232,7 +232,7 @@ class Service:
             deadline: the request's deadline.
         """
         texts = [text] if pair is None else [text, pair]
-        served_model = self.check_request(model, "embed", texts, deadline)
+        served_model = self.check_request(model, "inspect", texts, deadline)
         return self.create_calls(served_model, deadline).compute_attention(text, pair, max_seqlen)
 
     def close(self) -> None:

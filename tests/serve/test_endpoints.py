@@ -344,7 +344,7 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
 def test_information_endpoints_respond(server: RunningServer) -> None:
     """/models, /health, /ready and /metrics respond; /docs lists all endpoints."""
     models = {model["name"]: model for model in httpx.get(f"{server.url}/models").json()}
-    assert models["plain"]["tasks"] == ["embed", "embed_sparse", "fill", "pair"]
+    assert models["plain"]["tasks"] == ["embed", "embed_sparse", "fill", "inspect", "pair"]
     assert models["names"]["labels"] == ["O", "B-PER", "I-PER", "B-LOC"]
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}

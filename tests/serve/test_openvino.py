@@ -18,7 +18,7 @@ pytest.importorskip("openvino", reason="pip install 'bertsmith[openvino]'")
 
 
 def test_server_embeds_with_the_graph(model_dirs: dict[str, Path], tmp_path: Path) -> None:
-    """/v1/embeddings has the vectors of the original model; attention is an error."""
+    """/v1/embeddings has the vectors of the original model; only that one has attention."""
     source = next(iter(model_dirs.values()))
     write_openvino(source, tmp_path / "out", normalize=False)
     served = load_served_model("graph", tmp_path / "out")
@@ -30,6 +30,19 @@ def test_server_embeds_with_the_graph(model_dirs: dict[str, Path], tmp_path: Pat
             server.post("/v1/embeddings", {"model": name, "input": ["a text"]}).json()["data"][0]
             for name in ("graph", "original")
         ]
+        for path, body in (
+            ("/attention", {"inputs": "a text"}),
+            ("/word_distances", {"inputs": ["a text", "a word"], "word": "a"}),
+        ):
+            # By default, the first model that supports the task answers.
+            assert server.post(path, body).status_code == 200
+            response = server.post(path, {**body, "model": "graph"})
+            assert response.status_code == 404
+            message = response.json()["error"]["message"]
+            assert message == (
+                "the model 'graph' cannot inspect, which needs the weights of an encoder; expected "
+                "one of original"
+            )
     graph, original = (np.array(vector["embedding"]) for vector in vectors)
     cosine = graph @ original / np.linalg.norm(graph) / np.linalg.norm(original)
     assert cosine > 0.999

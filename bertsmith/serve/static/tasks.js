@@ -171,13 +171,13 @@ export const TABS = [
     sentence: "The similarity of the vectors of several texts.",
     fields: [{ name: "texts", label: "Texts", rows: 6, hint: "one per line, two or more" }],
     // A model that only embeds was trained for it.
-    prefers: ({ tasks }) => tasks.length === 1,
+    prefers: ({ tasks }) => tasks.every((task) => ["embed", "inspect"].includes(task)),
     body: ({ texts }) => ({ inputs: lines(texts) }),
     texts: ({ texts }) => lines(texts).map((line, index) => [`${index + 1}`, line]),
     render: renderSimilarity,
   },
   {
-    id: "word", title: "One word", task: "embed", path: "word_distances", button: "Compare",
+    id: "word", title: "One word", task: "inspect", path: "word_distances", button: "Compare",
     sentence: "The vectors of one word in several sentences, layer by layer.",
     fields: [{ name: "word", label: "Word", rows: 1 },
       { name: "texts", label: "Sentences with the word", rows: 6, hint: "one per line" }],
@@ -186,7 +186,7 @@ export const TABS = [
     render: renderWord,
   },
   {
-    id: "attention", title: "Attention", task: "embed", path: "attention", button: "Show attention",
+    id: "attention", title: "Attention", task: "inspect", path: "attention", button: "Show attention",
     sentence: "What each token attends to, for every head.",
     fields: [{ name: "text", label: "Text", rows: 3 },
       { name: "second", label: "Second text", rows: 1, hint: "may be empty" }],
