@@ -18,7 +18,7 @@ from bertsmith.cli.finetune import (
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
-from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive, parse_numbers
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 
 
@@ -194,7 +194,8 @@ def distill(
     save a checkpoint; the same command then continues the run.
     """
     options: dict[str, Any] = {
-        "layers": layers, "student_layers": _parse_layers(student_layers), "size": size,
+        "layers": layers, "size": size,
+        "student_layers": parse_numbers("--student-layers", student_layers, int),
         "objective": objective.value if objective else None,
         "text_column": text, "pair_column": pair, "label_column": label,
         "score_column": score, "projection": projection.value if projection else None,
@@ -271,17 +272,3 @@ def _print_comparison(rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     print_table(columns, lines)
-
-
-def _parse_layers(text: str | None) -> list[int] | None:
-    """Parse layer numbers separated by commas; raise SettingsError if a part is not a number."""
-    from bertsmith.errors import SettingsError
-
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"--student-layers {text!r}: expected numbers separated by commas, such as 1,3,5"
-        ) from None

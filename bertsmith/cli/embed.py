@@ -32,12 +32,13 @@ from bertsmith.cli.model_options import (
     count_lines,
     find_embedding_model,
     open_input,
+    parse_numbers,
     resolve_device,
 )
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
-from bertsmith.errors import InputError, SettingsError
+from bertsmith.errors import InputError
 from bertsmith.plurals import count_noun
 from bertsmith.runtime.process_rank import read_process_rank
 
@@ -190,7 +191,7 @@ def embed(
     settings = parse_vector_settings(
         layer,
         combine=combine,
-        weights=parse_numbers("weights", weights),
+        weights=parse_numbers("--weights", weights, float),
         pooling=pooling,
         normalize=normalize,
         include_special_tokens=(
@@ -359,16 +360,6 @@ def _open_texts(
         yield _Texts(iter_text_rows(rows, text_column), columns=table_columns, unit="row")
 
 
-def parse_numbers(option: str, value: str | None) -> list[float] | None:
-    """Parse the value of an option as comma-separated numbers. Raises SettingsError."""
-    if value is None:
-        return None
-    try:
-        return [float(number) for number in value.split(",")]
-    except ValueError:
-        raise SettingsError(f"--{option} {value}: expected comma-separated numbers") from None
-
-
 def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
     """Return the vector settings. Raises SettingsError.
 
@@ -378,11 +369,7 @@ def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
     """
     from bertsmith.use.vector_settings import build_vector_settings
 
-    layers = parse_numbers("layer", layer)
-    if layers is not None and not all(number.is_integer() for number in layers):
-        raise SettingsError(f"--layer {layer}: expected integers, such as -2 or -4,-3,-2,-1")
-    layer_numbers = None if layers is None else [int(number) for number in layers]
-    return build_vector_settings(layer_numbers, **values)
+    return build_vector_settings(parse_numbers("--layer", layer, int), **values)
 
 
 def _print_vectors(

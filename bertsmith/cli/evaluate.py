@@ -8,6 +8,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
 from bertsmith.cli.console import log, print_example_counts, print_json, print_line
+from bertsmith.cli.finetune import drop_missing
 from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
 from bertsmith.cli.model_options import (
     Device,
@@ -163,12 +164,12 @@ def evaluate(
     vector_options = {"--split": split, "--dimensions": dimensions}
     table_options = {"--score": score, "--negatives": negatives}
     columns = {"text": text, "pair": pair, "label": label}
-    reading = _drop_missing(
+    reading = drop_missing(
         {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
     )
     common: dict[str, Any] = {"device": device, "fast": fast, "as_json": as_json}
     other_options = {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
-    table_columns = _drop_missing(
+    table_columns = drop_missing(
         {**columns, "score": score, "negatives": negatives.split(",") if negatives else None}
     )
     if embeddings is not None:
@@ -204,16 +205,11 @@ def evaluate(
             "--reranking FILE"
         )
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
-    task_options = _drop_missing({
+    task_options = drop_missing({
         **{f"{name}_column": value for name, value in columns.items()}, **reading,
         "null_threshold": null_threshold, "metrics": metric or None,
     })  # fmt: skip
     _evaluate_labeled_data(model, data, task_options, assignments or [], **common)
-
-
-def _drop_missing(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _evaluate_labeled_data(

@@ -21,7 +21,7 @@ from bertsmith.cli.finetune import (
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import report_once
-from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive, parse_numbers
 
 
 @group.command(
@@ -142,8 +142,8 @@ def embed(
     }  # fmt: skip
     settings: dict[str, Any] = {
         "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,
-        "file_weights": _parse_numbers(weights, float, "--weights"),
-        "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
+        "file_weights": parse_numbers("--weights", weights, float),
+        "matryoshka_dims": parse_numbers("--matryoshka", matryoshka, int),
         "pooling": pooling, "prompt": prompt, "query_prompt": query_prompt,
         "document_prompt": document_prompt,
     }  # fmt: skip
@@ -170,21 +170,3 @@ def embed(
     model_path = report_result(result, as_json=as_json)
     log(f"wrote {model_path}, a sentence-transformers directory")
     log(f"next: bertsmith embed {quote_path(result.run)} lines.txt --out lines.index")
-
-
-def _parse_numbers(text: str | None, number_type: type[Any], option: str) -> list[Any] | None:
-    """Parse numbers separated by commas.
-
-    Raises:
-        SettingsError: A part is not a number.
-    """
-    from bertsmith.errors import SettingsError
-
-    if text is None:
-        return None
-    try:
-        return [number_type(part) for part in text.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"{option} {text!r}: expected numbers separated by commas, such as 2,1"
-        ) from None

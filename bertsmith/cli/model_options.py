@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from bertsmith.cli.console import log
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, SettingsError
 from bertsmith.runtime.device_name import check_device_name
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bertsmith.tasks.tables import TableSource
 
 Bundle = TypeVar("Bundle", "PretrainedBundle", "FineTunedBundle")
+Number = TypeVar("Number", int, float)
 
 #: Column of the texts in a table, unless an option names another column.
 DEFAULT_TEXT_COLUMN = "text"
@@ -119,6 +120,16 @@ NullThreshold = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
+
+
+def parse_numbers(option: str, value: str | None, number_type: type[Number]) -> list[Number] | None:
+    """Return the numbers of an option, separated by commas. Raises SettingsError."""
+    try:
+        return None if value is None else [number_type(number) for number in value.split(",")]
+    except ValueError:
+        kind = {int: "integers", float: "numbers"}[number_type]
+        message = f"{option} {value}: expected {kind} separated by commas, such as 2,1"
+        raise SettingsError(message) from None
 
 
 def find_model(model: Path) -> Path:

@@ -10,6 +10,7 @@ import typer
 from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.lab import group
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
@@ -205,7 +206,7 @@ def _run(comparison: "Panel", *, as_json: bool) -> None:
         outcome = comparison.run()
     except StoppedError as stopped:
         log(str(stopped))
-        raise typer.Exit(128 + stopped.signal) from None
+        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
     if as_json:
         print_json(outcome.data)
     else:

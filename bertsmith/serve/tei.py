@@ -15,6 +15,7 @@ from bertsmith.serve.models import ServedModel
 from bertsmith.serve.responses import ModelInfo, PredictResult
 from bertsmith.serve.schemas import DecodeBody, PredictBody
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.token_ids import check_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.model_setup import get_dtype_name
 from bertsmith.use.predict import Prediction
@@ -150,15 +151,6 @@ def format_labels(
             "raw_scores: a model with several labels returns probabilities only; leave it out"
         )
     return [{"score": score, "label": label} for label, score in prediction.labels]
-
-
-def check_vocabulary(tokenizer: Tokenizer, ids: Sequence[int], number: int) -> None:
-    """Raise InputError if an id of input ``number`` is not in the vocabulary."""
-    if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
-        raise InputError(
-            f"input {number}: a token id is not in the vocabulary; expected 0 to "
-            f"{tokenizer.vocab_size - 1:,}"
-        )
 
 
 def iter_decoded_parts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertsmith.errors import InputError
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import TokenizedTexts
 from bertsmith.use.vector_settings import TruncationSide
@@ -67,11 +68,16 @@ def truncate_token_ids(
                 f"({tokenizer.cls_id}) to [SEP] ({tokenizer.sep_id}); send texts instead "
                 "(LangChain: set check_embedding_ctx_length=False)"
             )
-        if max(ids) >= tokenizer.vocab_size or min(ids) < 0:
-            raise InputError(
-                f"input {number}: a token id is not in the vocabulary; expected 0 to "
-                f"{tokenizer.vocab_size - 1:,}"
-            )
+        check_vocabulary(tokenizer, ids, number)
         num_truncated += len(ids) > embedder.max_seqlen
         truncated.append(embedder.build_sequence(ids[1:-1], truncation_side))
     return TokenizedTexts(truncated, num_truncated)
+
+
+def check_vocabulary(tokenizer: Tokenizer, ids: Sequence[int], number: int) -> None:
+    """Raise InputError if an id of input ``number`` is not in the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+        raise InputError(
+            f"input {number}: a token id is not in the vocabulary; expected 0 to "
+            f"{tokenizer.vocab_size - 1:,}"
+        )

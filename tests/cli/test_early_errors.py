@@ -44,7 +44,7 @@ INVALID_COMMANDS = [
     ("score M T --text a", "both a file and --text"),
     ("embed nowhere T", "nowhere: no such file or directory"),
     ("embed M no.txt", "no.txt: cannot be read: No such file"),
-    ("embed M T --layer a", "--layer a: expected comma-separated numbers"),
+    ("embed M T --layer a", "--layer a: expected integers separated by commas"),
     ("embed M T --pooling median", "pooling"),
     ("embed M T --out v.csv", "expected a name that ends in"),
     ("embed M T --pooling none --out v.npy", "vectors per token can only be written to"),

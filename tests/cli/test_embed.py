@@ -396,7 +396,7 @@ def test_search_prints_the_most_similar_lines(
         (["embed", "MODEL", "--out", "OUT.csv"], "expected a name that ends in .npy"),
         (["embed", "MODEL", "--layer", "9"], "no layer 9"),
         (["embed", "MODEL", "--layer", "-1,2"], "twice"),
-        (["embed", "MODEL", "--layer", "a"], "--layer a: expected comma-separated numbers"),
+        (["embed", "MODEL", "--layer", "a"], "--layer a: expected integers separated by commas"),
         (["embed", "MODEL", "--layer", "1.5"], "expected integers"),
         (["embed", "MODEL", "--pooling", "median"], "pooling"),
         (["embed", "MODEL", "--weights", "1"], "weights"),

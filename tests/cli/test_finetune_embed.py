@@ -97,7 +97,7 @@ def test_stopped_run_is_continued_by_the_same_command(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--weights", "1,x"], "--weights '1,x': expected numbers separated by commas"),
+        (["--weights", "1,x"], "--weights 1,x: expected numbers separated by commas"),
         (["--weights", "1,2"], "file_weights has 2 values and train_files has 1"),
         (["--score", "answer"], "the column of the text is missing; set text (--text)"),
         (["--loss", "mse"], "embedding.loss: Input should be"),
