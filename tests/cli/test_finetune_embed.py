@@ -88,7 +88,9 @@ def test_stopped_run_is_continued_by_the_same_command(
     assert completed.status == 128 + signal.SIGTERM
     assert "stopped after step 1 of 8" in completed.err
     completed = run_cli("export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "snapshot")
-    assert completed.status == 2, "an unfinished run has no model yet"
+    assert completed.status == 0, completed.err
+    assert "using its latest checkpoint, step 1 of 8" in completed.err
+    assert (tmp_path / "snapshot" / "model.safetensors").exists()
     completed = run_cli(*command)
     assert completed.status == 0, completed.err
     assert "resuming from step 1 of 8" in completed.err
