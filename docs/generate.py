@@ -26,6 +26,7 @@ from bertsmith.cli import lab
 from bertsmith.cli.app import app
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
+from bertsmith.plurals import count_noun
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import Settings
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
@@ -313,9 +314,9 @@ def render_lab_table(scale: str, name: str) -> str:
     report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     num_missing, num_stages = len(report["missing"]), len(report["stages"])
     missing = f", {num_missing} of them still missing" if num_missing else ""
-    num_results = f"{num_stages} result{'s' * (num_stages != 1)}{missing}"
+    num_results = f"{count_noun(num_stages, 'result')}{missing}"
     if not name.startswith("external-"):
-        num_results += f", {report['seeds']} seed{'s' * (report['seeds'] != 1)}"
+        num_results += f", {count_noun(report['seeds'], 'seed')}"
     heading = f"{report['question']} ({report['source']}; {num_results})"
     plot = f"![{name}](lab/{scale}/{name}.png)"
     tables = table.read_text(encoding="utf-8").strip()
@@ -347,7 +348,7 @@ def format_settings(run: dict[str, Any]) -> str:
     options += [
         f"--{name} {run[name]}" for name in ("examples", "length", "train", "dev") if run[name]
     ]
-    return f"`{' '.join(options)}`, {run['threads']} thread{'s' * (run['threads'] != 1)}"
+    return f"`{' '.join(options)}`, {count_noun(run['threads'], 'thread')}"
 
 
 def format_metric_range(metric: str, runs: list[dict[str, Any]]) -> str:

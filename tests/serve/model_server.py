@@ -87,6 +87,11 @@ def find_fastapi_app(app: Any) -> FastAPI:
     return app
 
 
+def get_middleware(server: RunningServer) -> Any:
+    """Return the RequestMiddleware of a server."""
+    return server.server.config.app
+
+
 @contextmanager
 def run_server(
     models: list[ServedModel],

@@ -26,7 +26,7 @@ from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
-from tests.serve.model_server import model_config, run_server
+from tests.serve.model_server import get_middleware, model_config, run_server
 from tests.serve.server_process import find_free_port, run_process
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -53,7 +53,7 @@ def test_probes_fail_when_a_model_thread_is_dead(
             assert response.status_code == 503
             assert "a model thread has died" in response.json()["error"]["message"]
     # The command exits with status 1, although the server was stopped by a signal.
-    assert server.server.config.app.control.has_failed()  # type: ignore[union-attr]
+    assert get_middleware(server).control.has_failed()
 
 
 def test_second_ctrl_c_answers_running_requests_with_503(models: list[ServedModel]) -> None:
@@ -87,7 +87,7 @@ def test_ctrl_c_twice_logs_no_traceback(model_dirs: dict[str, Path]) -> None:
 def test_draining_server_is_live_but_not_ready(models: list[ServedModel]) -> None:
     """While the server drains, it answers requests, but load balancers should use others."""
     with run_server(models[:1]) as server:
-        server.server.config.app.control.is_draining = True  # type: ignore[union-attr]
+        get_middleware(server).control.is_draining = True
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert server.post("/embed", {"inputs": "a"}).status_code == 200
@@ -107,7 +107,7 @@ def test_replaced_models_answer_later_requests(
     ):
         running = pool.submit(server.post, "/embed", {"inputs": "a hammer"})
         assert pause.started.wait(TIMEOUT)
-        server.server.config.app.control.replace_models([replacement])  # type: ignore[union-attr]
+        get_middleware(server).control.replace_models([replacement])
         later = pool.submit(server.post, "/embed", {"inputs": "a hammer"})
         pause.resume.set()
         vectors = [future.result(TIMEOUT).json()[0] for future in (running, later)]

@@ -29,7 +29,13 @@ from bertsmith.serve.server import create_config
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
-from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
+from tests.serve.model_server import (
+    SENTENCES,
+    RunningServer,
+    find_fastapi_app,
+    get_middleware,
+    run_server,
+)
 from tests.serve.server_process import is_refused
 
 #: Header of a POST request, to be formatted with the path and the length of the body.
@@ -61,11 +67,6 @@ def send_bytes(port: int, data: bytes) -> bytes:
         while chunk := connection.recv(65536):
             response += chunk
     return response
-
-
-def get_middleware(server: RunningServer) -> Any:
-    """Return the RequestMiddleware of a server."""
-    return server.server.config.app
 
 
 def assert_works(server: RunningServer) -> None:

@@ -20,6 +20,7 @@ from bertsmith.use.vector_settings import VectorSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
 from tests.serve.model_server import (
     SENTENCES,
+    get_middleware,
     run_server,
     send_request_without_reading,
 )
@@ -243,7 +244,7 @@ def test_answers_in_memory_are_counted(
         answer = server.post(path, {"inputs": inputs})
         assert answer.status_code == 200
         wait_until(lambda: bool(reserved))
-        memory: AnswerMemory = server.server.config.app._answer_memory  # type: ignore[union-attr]
+        memory: AnswerMemory = get_middleware(server)._answer_memory
         wait_until(lambda: memory._num_bytes == 0)
     # Similarities reserve the maximum, because their size is not known in advance.
     assert reserved[0] >= len(answer.content)

@@ -63,6 +63,7 @@ class OpenVINOEncoder:
         """
         self.directory = directory
         self._num_layers = config.layers
+        # If the package is missing, the error names the directory.
         import_openvino(f"{directory}: the OpenVINO graph")
         core = get_core()
         try:
