@@ -11,6 +11,9 @@ from typing import Final, Protocol
 
 #: Number of evaluations in a run if the user sets no interval.
 DEFAULT_NUM_EVALUATIONS: Final = 20
+#: Minimum steps between two evaluations or checkpoints if the user sets no interval, so that a
+#: short run is not dominated by them.
+MIN_DEFAULT_INTERVAL: Final = 10
 #: Maximum fraction of a time budget for all evaluations, and for a single one. The end of a run is
 #: as uncertain as the duration of its final evaluation.
 EVALUATION_SHARE: Final = 0.1
@@ -218,6 +221,6 @@ class StepDuration:
 def get_default_interval(steps: int) -> int:
     """Return the default interval of evaluations and checkpoints: a twentieth of the run.
 
-    The interval is at least 10 steps, so that a short run is not dominated by evaluations.
+    The interval is at least MIN_DEFAULT_INTERVAL or the whole run.
     """
-    return max(min(10, steps), steps // DEFAULT_NUM_EVALUATIONS)
+    return max(min(MIN_DEFAULT_INTERVAL, steps), steps // DEFAULT_NUM_EVALUATIONS)

@@ -17,7 +17,7 @@ from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.settings import Settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, loop, metrics_log
-from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.engine.duration import MIN_DEFAULT_INTERVAL, StepDuration
 from bertsmith.train.engine.finetuning_run import FinetuneResult, create_result, write_result
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
@@ -230,7 +230,7 @@ def _build_loop_options(
         lr_at_step=lambda step: optim.lr * compute_lr_factor(step, schedule),
         log_every=options.log_every,
         eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
-        checkpoint_every=checkpoints.steps or steps_per_epoch,
+        checkpoint_every=checkpoints.steps or max(steps_per_epoch, MIN_DEFAULT_INTERVAL),
         keep_checkpoints=checkpoints.keep,
         has_asynchronous_checkpoints=checkpoints.is_asynchronous(machine.device.type),
         selection_metric=selection_metric,

@@ -30,6 +30,8 @@ _CPU = torch.device("cpu")
 
 #: Seconds of training on the CPU after which freed memory is returned to the OS.
 TRIM_INTERVAL_SECONDS = 60.0
+#: Minimum seconds between two measurements of the peak matrix-multiply speed.
+PEAK_INTERVAL_SECONDS = 30.0
 
 
 class Objective(Protocol):
@@ -258,7 +260,9 @@ class _Loop:
         self._metrics_log = metrics_log
         self._writer = writer
         self._progress = progress
-        self._peak_macs_per_second = self._measure_peak_macs_per_second()
+        self._peak_macs_per_second = 0.0
+        self._peak_time = -math.inf
+        self._measure_peak_if_due()
         self._saved_step = state.step
         self._stopwatch = Stopwatch(state.seconds)
         #: Seconds of training after which freed memory was last returned to the OS.
@@ -273,9 +277,14 @@ class _Loop:
         """Return whether the run has its full length or early stopping ends it."""
         return self._has_ended or _is_out_of_patience(self._options, self.state)
 
-    def _measure_peak_macs_per_second(self) -> float:
-        """Return the peak of all processes, if each has the peak of this one."""
-        return self._machine.processes.world_size * self._options.measure_peak_macs_per_second()
+    def _measure_peak_if_due(self) -> None:
+        """Measure the peak of all processes, as if each had the peak of this one."""
+        if time.perf_counter() - self._peak_time >= PEAK_INTERVAL_SECONDS:
+            processes = self._machine.processes
+            peak = processes.world_size * self._options.measure_peak_macs_per_second()
+            # The maximum, because other programs can slow down some of the measurements.
+            self._peak_macs_per_second = max(self._peak_macs_per_second, peak)
+            self._peak_time = time.perf_counter()
 
     def _poll_signals(self, signals: DeferredSignals) -> bool:
         """Record a signal that any process has received; return whether there is one."""
@@ -456,10 +465,7 @@ class _Loop:
         # differ by rounding between processes.
         metrics = self._machine.processes.broadcast(metrics)
         self._model.train()
-        # The maximum of several measurements, because other processes can slow down some of them.
-        self._peak_macs_per_second = max(
-            self._peak_macs_per_second, self._measure_peak_macs_per_second()
-        )
+        self._measure_peak_if_due()
         self._duration.record_evaluation(time.perf_counter() - start_time)
         self._stopwatch.skip()
         metrics |= self._format_elapsed()

@@ -4,8 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bertsmith.progress import NullProgress
 from bertsmith.runtime.process_group import ProcessGroup
+from bertsmith.train.engine import loop
 from bertsmith.train.engine.loop import train
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.optimizer import build_optimizer
@@ -57,3 +60,17 @@ def test_utilization_is_at_most_1(tmp_path: Path) -> None:
     utilization = [line["mfu"] for line in read_metrics(tmp_path) if line["kind"] == "train"]
     assert utilization[0] == 1.0
     assert all(0 < value <= 1 for value in utilization)
+
+
+@pytest.mark.parametrize(("interval", "count"), [(30.0, 1), (0.0, 4)])
+def test_peak_is_not_measured_after_each_of_many_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, count: int
+) -> None:
+    """The peak is measured at the start and after the evaluations that are far enough apart."""
+    monkeypatch.setattr(loop, "PEAK_INTERVAL_SECONDS", interval)
+    peaks = iter(range(1, 99))
+    options = replace(OPTIONS, eval_every=3, measure_peak_macs_per_second=lambda: next(peaks))
+    objective = ToyObjective()
+    optimizer = build_optimizer(objective.model, OptimSettings())
+    train(objective, objective.model, optimizer, MACHINE, options, tmp_path, NullProgress())
+    assert next(peaks) == count + 1

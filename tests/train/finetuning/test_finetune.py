@@ -21,6 +21,7 @@ from bertsmith.settings import read_toml
 from bertsmith.tasks.classification import compute_losses
 from bertsmith.tasks.inputs import TaskMicroBatch
 from bertsmith.train.engine import loop
+from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.engine.finetuning_run import RESULT_FILE, FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning.finetune import finetune
@@ -269,7 +270,10 @@ def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_defaults_suit_the_width_and_small_files(start_model: Path, tmp_path: Path) -> None:
-    """The defaults are 3e-4 for a narrow model, 3 epochs, at least 100 steps and batch size 32."""
+    """The defaults are 3e-4 for a narrow model, 3 epochs, at least 100 steps and batch size 32.
+
+    A short epoch does not end with a checkpoint.
+    """
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {"optim": {"weight_decay": 0.0}, "schedule": {}, "run": {"threads": 1}}
     result = finetune("classify", start_model, tmp_path / "run", data=data, values=values)
@@ -278,6 +282,9 @@ def test_defaults_suit_the_width_and_small_files(start_model: Path, tmp_path: Pa
     assert (settings["schedule"]["epochs"], settings["task"]["batch_size"]) == (3.0, 32)
     # The 36 texts that are not held out make two batches per epoch, so three epochs are six steps.
     assert result.steps == 100
+    # A checkpoint every 10 steps instead of every 2, in addition to the best one.
+    steps = [step for step, _ in list_checkpoints(result.run)]
+    assert steps[-2:] == [90, 100]
 
 
 def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> None:
