@@ -108,10 +108,10 @@ def test_static_model_keeps_most_of_the_quality(
 ) -> None:
     """all-MiniLM-L6-v2 keeps 93 % of its Spearman correlation on STS-B with counted words."""
     with lzma.open(shared_text / "en-wiki.jsonl.xz", "rt", encoding="utf-8") as articles:
-        (tmp_path / "text.jsonl").write_text("".join(islice(articles, 2000)), encoding="utf-8")
+        (tmp_path / "text.jsonl").write_text("".join(islice(articles, 1000)), encoding="utf-8")
     write_static_model(minilm, tmp_path / "static", frequencies=str(tmp_path / "text.jsonl"))
     with (labeled_data / "glue" / "STS-B" / "dev.tsv").open(encoding="utf-8") as file:
-        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1::3]
     scores = [float(row[9]) for row in rows]
 
     def correlate(model: SentenceTransformer) -> float:

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import shlex
 import socket
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.cli.conftest import RunCli
 
 #: Number of pre-training steps instead of the documented budgets.
 NUM_STEPS = 10
@@ -132,30 +133,19 @@ def write_task_data(folder: Path) -> None:
         (folder / "CONLL" / name).write_text("-DOCSTART- -X- -X- O\n\n" + sentence * 20)
 
 
-def run_bertsmith(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Bertsmith in ``folder`` and check that it succeeds."""
-    command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+def run_installed(command: str) -> str:
+    """Run a command with the installed program, and return its output."""
+    program = str(Path(sys.executable).with_name("bertsmith"))
     completed = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
+        [program, *shlex.split(command)[1:]],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
         stdin=subprocess.DEVNULL,
     )
-    assert completed.returncode == 0, (
-        f"bertsmith {shlex.join(arguments)}\n{completed.stdout}\n{completed.stderr}"
-    )
-    assert "Traceback" not in completed.stderr, completed.stderr
-    return completed
-
-
-def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that starts with ``bertsmith``, and check that it succeeds."""
-    return run_bertsmith(shlex.split(command)[1:], folder)
+    assert completed.returncode == 0, f"{command}\n{completed.stdout}\n{completed.stderr}"
+    return completed.stdout
 
 
 def run_python(code: str, folder: Path) -> None:
@@ -233,8 +223,22 @@ def check_requests(commands: Sequence[str], text: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
-    """The commands and Python blocks of the documents run one after another."""
+def test_commands_work_in_order(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli
+) -> None:
+    """The commands and Python blocks of the documents run one after another.
+
+    Most commands run in this process, because each new process would import torch again.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("NO_COLOR", "1"), ("COLUMNS", "100")):
+        monkeypatch.setenv(name, value)
+
+    def run(command: str) -> str:
+        completed = run_cli(*shlex.split(command)[1:])
+        assert completed.status == 0, f"{command}\n{completed.out}\n{completed.err}"
+        return completed.out
+
     commands = read_commands(root)
     groups = (REFERENCE_COMMANDS, PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS,
               VECTOR_COMMANDS, EVALUATION_COMMANDS)  # fmt: skip
@@ -246,42 +250,42 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
         [next(remaining) for _ in group] for group in groups
     )
 
-    outputs = [run_command(command, tmp_path) for command in reference]
-    assert_same_output(outputs[0].stdout, read_shown_output(root, reference[0]))
+    outputs = [run_installed(command) for command in reference]
+    assert_same_output(outputs[0], read_shown_output(root, reference[0]))
 
     write_corpus(tmp_path / "my-text")
-    outputs = [run_command(reduce_budget(command), tmp_path) for command in pretraining]
-    assert outputs[-1].stdout.strip(), "fill printed no words"
-    filled = run_command(f"{pretraining[-1]} --json", tmp_path)
-    assert all(json.loads(line) for line in filled.stdout.splitlines())
+    outputs = [run(reduce_budget(command)) for command in pretraining]
+    assert outputs[-1].strip(), "fill printed no words"
+    filled = run(f"{pretraining[-1]} --json")
+    assert all(json.loads(line) for line in filled.splitlines())
 
     write_reviews(tmp_path)
-    outputs = [run_command(command, tmp_path) for command in classifier]
+    outputs = [run(command) for command in classifier]
     table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
     assert table[0] == "review,mood,label,probability"
     assert len(table) == 1 + NUM_REVIEWS
-    label, probability, text = outputs[-2].stdout.rstrip("\n").split("\t")
+    label, probability, text = outputs[-2].rstrip("\n").split("\t")
     assert label in {"good", "bad"}
     assert text == "a fine piece of work"
     assert 0.5 <= float(probability) <= 1
 
     write_task_data(tmp_path)
-    outputs = [run_command(command, tmp_path) for command in tasks]
-    assert len(outputs[1].stdout.splitlines()) == 2
-    assert json.loads(outputs[4].stdout)["text"].startswith("Peter Blackburn")
+    outputs = [run(command) for command in tasks]
+    assert len(outputs[1].splitlines()) == 2
+    assert json.loads(outputs[4])["text"].startswith("Peter Blackburn")
 
     (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
     (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
-    outputs = [run_command(command, tmp_path) for command in vectors]
+    outputs = [run(command) for command in vectors]
     assert len(np.load(tmp_path / "vectors.npy")) == 3
-    assert "the name of a file" in outputs[3].stdout.splitlines()[0]
+    assert "the name of a file" in outputs[3].splitlines()[0]
 
     write_minimal_pairs(tmp_path)
-    outputs = [run_command(command, tmp_path) for command in evaluation]
-    assert outputs[1].stdout.splitlines()[-1].startswith("mean of files")
+    outputs = [run(command) for command in evaluation]
+    assert outputs[1].splitlines()[-1].startswith("mean of files")
     # The header, and two pairs in each of two files.
     assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
-    assert json.loads(outputs[2].stdout)["num_pairs"] == 2
+    assert json.loads(outputs[2])["num_pairs"] == 2
 
     check_curl_commands(root, tmp_path)
 

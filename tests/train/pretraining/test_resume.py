@@ -183,6 +183,8 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
         "run__compile": "true",
         "run__initialization": "match-heads",
         "schedule__neighbor_bias_steps": 5,
+        # A micro-batch with a single example would need graphs of its own.
+        "run__micro_batch_tokens": 4096,
     }
     _run_to_end(_build_pretrain_command(store, uninterrupted, **options), cache)
     command = _build_pretrain_command(store, killed, **options)
