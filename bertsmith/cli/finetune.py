@@ -362,10 +362,17 @@ def report_result(
 def _print_metrics(
     result: "FinetuneResult", unit: tuple[str, str], other_metrics: Sequence[str]
 ) -> None:
-    """Print the validation metrics, and how many examples of each file were used."""
-    names = [*result.metric_names, *other_metrics]
-    metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in names)
-    print_line(f"held out ({count_noun(result.metrics['examples'], *unit)}): {metrics}")
+    """Print the metrics of each validation set, and how many examples of each file were used."""
+    metrics = result.metrics
+    # The metrics of the first set have no prefix.
+    sets = {"": "held out"} | {f"{name}_": f"held out, {name}" for name in result.counts}
+    for prefix, title in sets.items():
+        names = [
+            name for name in (*result.metric_names, *other_metrics) if prefix + name in metrics
+        ]
+        if names:
+            values = ", ".join(f"{name} {metrics[prefix + name]:.4f}" for name in names)
+            print_line(f"{title} ({count_noun(metrics[f'{prefix}examples'], *unit)}): {values}")
     for name, counts in result.counts.items():
         print_example_counts(counts, f"{name}: ")
 

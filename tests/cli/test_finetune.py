@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from bertsmith.bundle import INFO_FILE, WEIGHTS_FILE, HeadConfig, save_fine_tuned
 from bertsmith.cli.console import print_json
@@ -38,6 +39,24 @@ def test_finetune_prints_metrics_and_counts(
     assert "train: 24 read, 24 used, 0 skipped, 0 truncated" in completed.out
     assert "held out (2 examples): accuracy" in completed.out
     assert f"next: bertsmith predict {out / 'model'}" in completed.err
+
+
+def test_metrics_of_all_validation_files_are_printed(
+    run_cli: RunCli, finetune_command: list[str | Path], table: Path, tmp_path: Path
+) -> None:
+    """Each validation file has a line with the same metrics."""
+    lines = table.read_text().splitlines(keepends=True)
+    (tmp_path / "short.csv").write_text("".join(lines[:9]))
+    files = {"all": str(table), "short": str(tmp_path / "short.csv")}
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps({"task": {"validation_files": files}}))
+    completed = run_cli(*finetune_command, "--config", config, "--out", tmp_path / "run")
+    assert completed.status == 0, completed.err
+    printed = [line.partition(":")[0] for line in completed.out.splitlines() if "loss" in line]
+    assert printed == ["held out (24 examples)", "held out, short (8 examples)"]
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    scores = f"accuracy {metrics['short_accuracy']:.4f}, macro_f1 {metrics['short_macro_f1']:.4f}"
+    assert f"(8 examples): {scores}, loss " in completed.out
 
 
 def test_inspect_shows_a_fine_tuning_run_and_its_model(run_cli: RunCli, classifier: Path) -> None:

@@ -59,8 +59,8 @@ class CheckpointSettings(SettingsTable):
 
     table: ClassVar[str] = "checkpoint"
 
-    #: Steps between two checkpoints, in addition to those of the best evaluations; None: a twentieth
-    #: of a pre-training run or an epoch of fine-tuning, but at least 10 steps.
+    #: Steps between two checkpoints, in addition to the best one; None: a twentieth of a
+    #: pre-training run or an epoch of fine-tuning, but at least 10 steps.
     steps: Annotated[int, Field(gt=0)] | None = None
     #: Maximum minutes between two checkpoints, even if fewer than ``steps`` steps are taken.
     minutes: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
