@@ -290,7 +290,7 @@ def test_commands_work_in_order(
     check_curl_commands(root, tmp_path)
 
     blocks = read_code_blocks(root, "python")
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         run_python(reduce_budget(block), tmp_path)
 

@@ -91,7 +91,7 @@ class RunSettings(SettingsTable):
     micro_batch_tokens: MicroBatchTokens | None = None
     #: Steps between two lines of the metrics log with training metrics.
     log_every: LogEvery = DEFAULT_LOG_EVERY
-    #: Steps between two evaluations; None: a twentieth of the run.
+    #: Steps between two evaluations; None: a twentieth of the run, but at least 10 steps.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum held-out sequences per evaluation. All evaluations use the same sequences and masks.
     #: A time budget can lower it, and results on different numbers of sequences differ by chance.
