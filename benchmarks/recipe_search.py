@@ -299,7 +299,9 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
             not options.minutes or result["machine"]["processor"] == machine["processor"]
         ):
             return result
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
+    # Within a time, another processor takes another number of steps, so it has a run of its own.
+    content = key | {"processor": machine["processor"]} if options.minutes else key
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
     train(variant, seed, budget_options, run, options)
     lines = read_metrics(run)
@@ -328,7 +330,8 @@ def group_results(
     """Return comparable results: those of one size, budget and store, by a title.
 
     If the budget is a time, the number of steps depends on the processor, which is then part of the
-    title. Results of a variant whose settings have changed since are left out.
+    title. Results of a variant whose settings or defaults have changed since are left out, and all
+    but the last one of each variant and seed.
     """
     settings = {variant.name: list(variant.settings) for variant in variants}
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -341,7 +344,22 @@ def group_results(
             if "store_id" in result:
                 title += f", store {result['store_id']}, {result['eval_sequences']:,} sequences"
             groups.setdefault(title, []).append(result)
-    return groups
+    return {title: select_current(group) for title, group in groups.items()}
+
+
+def select_current(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last result of each variant and seed that has the variant's last defaults."""
+
+    def get_version(result: dict[str, Any]) -> tuple[str | None, list[str]]:
+        return result.get("settings_hash"), result["length"]
+
+    versions = {result["variant"]: get_version(result) for result in results}
+    current = {
+        (result["variant"], result["seed"]): result
+        for result in results
+        if get_version(result) == versions[result["variant"]]
+    }
+    return list(current.values())
 
 
 def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
@@ -359,8 +377,7 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
     """Return a Markdown table with one line per variant.
 
     The difference of a variant from the first one, and the p-value of a paired t-test, are computed
-    over the n seeds that both variants have. NSP is the accuracy of next-sentence prediction. If a
-    variant has several results for a seed, the last one counts.
+    over the n seeds that both variants have. NSP is the accuracy of next-sentence prediction.
     """
     runs_by_variant: dict[str, dict[int, dict[str, Any]]] = {
         variant.name: {} for variant in variants
@@ -409,7 +426,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, required=True, help="folder for runs and results")
     parser.add_argument("--data", type=Path, help="token store")
     parser.add_argument("--size", default="mini", help="model size")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds, separated by commas")
+    parser.add_argument("--seeds", help="seeds, separated by commas (default: 0,1,2)")
     parser.add_argument("--only", help="names of the variants to run, separated by commas")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--steps", type=int, help="steps of each run")
@@ -434,6 +451,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--calibration-steps must be more than {WARMUP_STEPS}, the warm-up steps")
     if options.plot and not options.report:
         parser.error("--plot needs --report")
+    if options.report and (options.only or options.seeds):
+        parser.error("--report shows all results; remove --only and --seeds")
     return options
 
 
@@ -459,7 +478,7 @@ def main() -> None:
     if options.calibrate:
         calibrate(variants, options)
         return
-    for seed in map(int, options.seeds.split(",")):
+    for seed in map(int, (options.seeds or "0,1,2").split(",")):
         for variant in variants:
             result = run_variant(variant, seed, options)
             print(

@@ -1,9 +1,10 @@
 """Pre-train with Bertsmith and transformers for the same time, and compare validation losses.
 
 Bertsmith trains with its default recipe, and transformers from random initial weights with AdamW,
-at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith also trains with
-AdamW, and both start from the same weights. In either case, both have the same examples, batch
-sizes, masking and dropout rates, precision and shape of the learning rate schedule.
+at the learning rate of that recipe (--set optim.lr=... sets another one for both). With
+--same-recipe, Bertsmith also trains with AdamW, and both start from the same weights. In either
+case, both have the same examples, batch sizes, masking and dropout rates, precision and shape of
+the learning rate schedule.
 
 Each library takes as many steps as fit into its time. They take turns of 20 seconds in one process,
 so that other load on the machine affects both. Evaluations do not count as training time.
@@ -344,9 +345,8 @@ def main() -> None:
     while not all(trainer.is_finished for trainer in trainers):
         for trainer in trainers:
             trainer.run_turn()
-    for trainer in trainers:
-        text = "".join(json.dumps(record) + "\n" for record in trainer.records)
-        (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
+            text = "".join(json.dumps(record) + "\n" for record in trainer.records)
+            (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
     objective = sessions[0].build_objective(StepDuration(1))
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")

@@ -35,6 +35,7 @@ from reporting import describe_machine
 
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.cli.console import TerminalProgress, log
+from bertsmith.data.plan import fingerprint_sources
 from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_atomic, write_json
@@ -44,6 +45,8 @@ from bertsmith.lab.panel.panel import Panel, PanelOutcome
 from bertsmith.lab.panel.tasks import LEARNING_RATE, PanelTask, select_tasks, split_by_data
 from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.plurals import count_noun, format_minutes
+from bertsmith.progress import NullProgress
+from bertsmith.text.sources import find_sources
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.run_clock import ELAPSED_FILE
 from bertsmith.train.pretraining.resolve import compute_store_id
@@ -78,7 +81,9 @@ def format_command(arguments: Sequence[str]) -> str:
 
 def prepare_store(text: Sequence[str], vocab_size: int, out: Path) -> Path:
     """Learn a vocabulary from text and write a token store, unless they exist; return its path."""
-    digest = hashlib.sha256(json.dumps([*text, vocab_size]).encode()).hexdigest()[:8]
+    sources = fingerprint_sources(find_sources(text), NullProgress())
+    content = [[source.name, source.fingerprint] for source in sources]
+    digest = hashlib.sha256(json.dumps([content, vocab_size]).encode()).hexdigest()[:8]
     vocabulary, store = out / f"vocabulary-{digest}", out / f"store-{digest}"
     log_file = out / "prepare.log"
     if not (vocabulary / "vocab.txt").exists():
@@ -344,20 +349,29 @@ def format_summary(summary: Mapping[str, float | None], digits: int, scale: floa
     return text if summary["std"] is None else f"{text} ± {scale * summary['std']:,.{digits}f}"
 
 
+def describe_hardware(machine: Mapping[str, Any]) -> str:
+    """Return the accelerator, the processor and the memory of a machine as text."""
+    processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return f"{machine['accelerator'] or 'no GPU'}; {processor}"
+
+
 def list_facts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return what a record was computed with, by name."""
-    machine, versions, store = record["machine"], record["versions"], record["store"]
+    store = record["store"]
     commits = dict.fromkeys(
         f"{start['commit'] or 'unknown'}{' with changes' * start['has_uncommitted_changes']}"
         for start in record["starts"]
     )
-    accelerator = machine["accelerator"] or "no GPU"
-    processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    machines = dict.fromkeys(describe_hardware(start["machine"]) for start in record["starts"])
+    versions = dict.fromkeys(
+        f"Bertsmith {start['versions']['bertsmith']}, PyTorch {start['versions']['torch']}"
+        for start in record["starts"]
+    )
     return {
         "date": f"{record['date']}, continued {count_noun(len(record['starts']) - 1, 'time')}",
-        "hardware": f"{accelerator}; {processor}",
+        "hardware": "; then ".join(machines),
         "commit": ", ".join(commits),
-        "versions": f"Bertsmith {versions['bertsmith']}, PyTorch {versions['torch']}",
+        "versions": "; then ".join(versions),
         "settings": ", ".join(record["settings"]) or "the recipe `fast`",
         "text": f"{count_noun(store['training_tokens'], 'token')}, vocabulary of "
         f"{store['vocab_size']:,} (store {store['id']})",
@@ -445,10 +459,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tasks", help="tasks of the panel; default: all of GLUE with data")
     parser.add_argument("--lr", type=float, help="learning rate of fine-tuning; default by width")
     parser.add_argument("--set", action="append", default=[], help="setting of `pretrain`")
-    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help="size for --text")
+    parser.add_argument("--vocab-size", type=int, help=f"size for --text (default: {VOCAB_SIZE})")
     parser.add_argument("--eval-sequences", type=int, default=1024, help="held-out sequences")
     parser.add_argument("--out", type=Path, default=Path("speedrun"), help="folder for all files")
     options = parser.parse_args(argv, argparse.Namespace(argv=list(argv)))
+    if options.store and options.vocab_size:
+        parser.error("--vocab-size has no effect with --store; remove one of them")
     if options.finetune_seeds < 1:
         parser.error("--finetune-seeds must be at least 1")
     if options.lr is not None and options.lr <= 0:
@@ -461,7 +477,9 @@ def main(argv: Sequence[str]) -> None:
     options = parse_arguments(argv)
     try:
         tasks, missing = find_tasks(options)
-        store_path = options.store or prepare_store(options.text, options.vocab_size, options.out)
+        store_path = options.store or prepare_store(
+            options.text, options.vocab_size or VOCAB_SIZE, options.out
+        )
         store = Store.open(store_path)
         starts = record_start(options.out)
         commands = {}

@@ -125,15 +125,19 @@ def add_error_filename(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. If the block writes a file to it, the file replaces ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Yield a temporary path. If the block writes a file to it, the file replaces ``path``.
+
+    If ``path`` is a symbolic link, the file it refers to is replaced.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         sync(temporary)
-        temporary.replace(path)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    sync(target.parent)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -198,6 +202,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary_path, ignore_errors=True)
+        if previous_path.exists():
+            # A process with the same id was killed while it replaced the directory.
+            if target.exists():
+                shutil.rmtree(previous_path)
+            else:
+                previous_path.replace(target)
         temporary_path.mkdir()
         yield temporary_path
         for file in sorted(temporary_path.rglob("*")):
@@ -207,7 +217,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             target.replace(previous_path)
         try:
             temporary_path.replace(target)
-        except OSError:
+        except BaseException:
             if previous_path.exists():
                 previous_path.replace(target)
             raise

@@ -109,7 +109,11 @@ def get_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Parse assignments such as "optim.lr=2e-4" into nested tables.
 
-    A value that is not valid TOML is a string. Raises SettingsError for an invalid assignment.
+    A value that is not valid TOML is a string. It keeps its spaces, which can be a part of a
+    prompt, unless there is one before the equals sign, as in "name = value".
+
+    Raises:
+        SettingsError: An assignment is invalid.
     """
     settings: dict[str, Any] = {}
     for assignment in assignments:
@@ -119,7 +123,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
-            value = text.strip()
+            value = text.strip() if name.endswith(" ") else text
         nested: Any = value
         for key in reversed(name.strip().split(".")):
             nested = {key: nested}

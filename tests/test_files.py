@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from bertsmith.errors import InputError, StoreError
 from bertsmith.files import (
     atomic_directory,
+    atomic_file,
     check_new_directory,
     hold_lock,
     name_paths,
@@ -128,3 +130,48 @@ def test_error_names_the_requested_directory(
     with pytest.raises(PermissionError) as caught, atomic_directory(tmp_path / "model"):
         pytest.fail("the directory was made")
     assert caught.value.filename == str(tmp_path / "model")
+
+
+def test_file_is_written_through_a_symbolic_link(tmp_path: Path) -> None:
+    """The file that a link refers to is written, next to it, and the link is kept."""
+    target = tmp_path / "disk" / "a.txt"
+    target.parent.mkdir()
+    target.write_text("old")
+    link = tmp_path / "link.txt"
+    link.symlink_to(target)
+    with atomic_file(link) as new:
+        assert new.parent == target.parent
+        new.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_directory_is_restored_after_an_interrupted_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between the two renames, or a kill and the same process id, lose nothing."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "file.txt").write_text("old")
+    replace = Path.replace
+
+    def interrupt(source: Path, target: Path) -> Path:
+        if source.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), atomic_directory(path) as new:
+        (new / "file.txt").write_text("new")
+    assert (path / "file.txt").read_text() == "old"
+    monkeypatch.undo()
+    old = path.with_name(f".model.{os.getpid()}.old")
+    path.replace(old)
+    with pytest.raises(RuntimeError, match="failed"), atomic_directory(path):
+        raise RuntimeError("failed")
+    assert (path / "file.txt").read_text() == "old"
+    shutil.copytree(path, old)
+    with atomic_directory(path) as new:
+        (new / "file.txt").write_text("new")
+    assert (path / "file.txt").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]

@@ -62,16 +62,21 @@ def show(
 ) -> None:
     """Show the first documents, one sentence per line."""
     from bertsmith.cli.console import print_line
-    from bertsmith.text.corpus import read_documents
+    from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.sentences import split_sentences
 
     options = corpus_options.parse_corpus_options(text_format, field, on_error, "none")
     sources = corpus_options.find_sources(corpus)
-    for document in islice(read_documents(sources, options), documents):
+    report = CorpusReport()
+    for document in islice(read_documents(sources, options, report), documents):
         print_line(f"== {document.source}, document {document.number}")
         for sentence in split_sentences(document.text, language, document.presplit):
             print_line(sentence)
         print_line("")
+    if documents:
+        report.require_documents()
+    if report.skipped:
+        corpus_options.log_report(report)
 
 
 @group.command(

@@ -15,8 +15,6 @@ _STORAGE_ERRORS = {
     errno.EDQUOT: ("disk quota exceeded", "free space"),
     errno.EFBIG: ("file size limit reached", "raise the limit (ulimit -f)"),
 }
-#: Parts of the messages of RuntimeErrors that mean out of memory. PyTorch's CPU allocator raises no
-#: more specific type.
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -165,7 +165,7 @@ def evaluate(
     table_options = {"--score": score, "--negatives": negatives}
     columns = {"text": text, "pair": pair, "label": label}
     reading = drop_missing(
-        {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
+        {"skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter}
     )
     common: dict[str, Any] = {"device": device, "fast": fast, "as_json": as_json}
     other_options = {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertsmith.cli import model_options
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import format_predict_command, quote_path
 
 if TYPE_CHECKING:
-    from bertsmith.data.settings import DataSettings
     from bertsmith.use.inspection.artifacts import ArtifactKind
 
 #: The suggested next command for each kind of artifact; PATH stands for its path.
@@ -43,11 +43,15 @@ def inspect(
         ),
     ],
     examples: Annotated[
-        int, typer.Option(help="Number of training examples to sample from a store.", min=0)
-    ] = 3,
+        int | None,
+        typer.Option(
+            help="Number of training examples to sample from a store.", min=0, show_default="3"
+        ),
+    ] = None,
     length: Annotated[
-        int, typer.Option(help="Length of the sampled examples in tokens.", min=8)
-    ] = 128,
+        int | None,
+        typer.Option(help="Length of the sampled examples in tokens.", min=8, show_default="128"),
+    ] = None,
     pairs: Annotated[
         bool,
         typer.Option(
@@ -56,11 +60,16 @@ def inspect(
             "--recipe paper`.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Random seed of the sampled examples.", min=0)] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed of the sampled examples.", min=0, show_default="0"),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksums of a store's files.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, without examples of a store.")
+    ] = False,
 ) -> None:
     """Show the content of a model, run, store or tokenizer.
 
@@ -74,11 +83,16 @@ def inspect(
     kind, artifact_path = identify_artifact(path)
     if verify and kind != "store":
         raise StoreError(f"{path}: --verify is for token stores, found {kind!r}; remove --verify")
+    if kind != "store" or as_json:
+        sampling = {"--examples": examples, "--length": length, "--seed": seed}
+        model_options.check_unused_options(
+            sampling | {"--pairs": pairs or None},
+            "only selects the examples of a token store, which --json does not print; remove it",
+        )
     if kind == "store":
-        from bertsmith.data.settings import DataSettings
-
-        settings = DataSettings.parse({"max_seqlen": length, "nsp": pairs}, "--length")
-        report, lines = _describe_store(artifact_path, settings, examples, seed, verify)
+        report, lines = _describe_store(artifact_path, verify)
+        if not as_json:
+            lines = [*_describe_examples(artifact_path, examples, length, pairs, seed), *lines]
     elif kind == "tokenizer":
         report, lines = _describe_tokenizer(artifact_path)
     else:
@@ -123,24 +137,34 @@ def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
     )
 
 
-def _describe_store(
-    path: Path, settings: "DataSettings", examples: int, seed: int, verify: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Return a store's manifest as JSON, and the manifest and sampled examples as lines of text."""
-    from bertsmith.cli.corpus_options import terminal_progress
+def _describe_examples(
+    path: Path, examples: int | None, length: int | None, pairs: bool, seed: int | None
+) -> list[str]:
+    """Return a store's manifest and sampled examples as lines of text; None for the defaults."""
     from bertsmith.data.describe import describe_store
+    from bertsmith.data.settings import DataSettings
+    from bertsmith.data.store import Store
+
+    settings = DataSettings.parse({"max_seqlen": length or 128, "nsp": pairs}, "--length")
+    num_examples = 3 if examples is None else examples
+    text = describe_store(Store.open(path), settings, examples=num_examples, seed=seed or 0)
+    return text.splitlines()
+
+
+def _describe_store(path: Path, verify: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return a store's manifest as JSON, and the result of its verification as lines of text."""
+    from bertsmith.cli.corpus_options import terminal_progress
     from bertsmith.data.store import Store
 
     store = Store.open(path)
     report = {"path": str(path)} | store.manifest.model_dump(mode="json")
-    verified_lines = []
+    lines = []
     if verify:
         with terminal_progress() as progress:
             has_checksums = store.verify(progress)
         report["verified"] = "checksums" if has_checksums else "sizes, offsets, ids"
-        verified_lines = [f"verified: {report['verified']}"]
-    text = describe_store(store, settings, examples=examples, seed=seed)
-    return report, [*text.splitlines(), *verified_lines]
+        lines = [f"verified: {report['verified']}"]
+    return report, lines
 
 
 def _describe_with_torch(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: Commands that continue where they stopped if they are run again.
 _RESUMABLE_COMMANDS = ("demo", "prepare", "pretrain", "finetune", "distill", "lab")
 #: Commands that write their output atomically when it is complete.
-_ATOMIC_COMMANDS = ("corpus", "vocab", "import", "export")
+_ATOMIC_COMMANDS = ("vocab", "import", "export")
 
 
 class Terminated(BaseException):

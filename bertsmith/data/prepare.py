@@ -7,6 +7,7 @@ workers.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ from bertsmith.version import __version__
 
 #: Directory with the shards of an unfinished store, and other files in this directory.
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
+#: Names of these files: the lock, the plan, the shards, and files that are being written.
+_PART_NAME = re.compile(r"lock|plan\.json|\d{6}-\w+\.npz|\..+\.tmp")
 #: Maximum share of the tokens in sentences that had to be cut. Wikipedia and books have 2 to 4 %;
 #: a text with a larger share than this probably has no sentence ends.
 _MAX_LONG_SENTENCES = 0.2
@@ -124,7 +127,8 @@ def _verify_existing(
         raise StoreError(_describe_mismatch(out, "holds a store made from other inputs", changes))
     store.verify(progress)
     # A run that was killed after it wrote the manifest has not removed its shards.
-    shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
+    if _has_only_parts(out / PARTS_DIR):
+        _remove_parts(out)
     return manifest
 
 
@@ -165,7 +169,8 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
     parts = out / PARTS_DIR
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out}: this is a file; --out names a folder for the store")
-    if out.is_dir() and any(out.iterdir()) and not parts.is_dir():
+    is_unfinished = (parts / PLAN_FILE).is_file() or list(out.glob("*")) == [parts]
+    if out.is_dir() and any(out.iterdir()) and not (is_unfinished and _has_only_parts(parts)):
         raise StoreError(
             f"{out}: this folder holds something else; name a new or empty folder with --out"
         )
@@ -174,12 +179,36 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
     with hold_lock(parts / LOCK_FILE, error=error):
         # If no shard exists yet, no work is lost with another plan, so it is accepted.
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
-            changes = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
+            changes = list_plan_changes(_adopt_skipping(read_plan(parts / PLAN_FILE), plan), plan)
             if changes:
                 raise StoreError(_describe_mismatch(out, "was started with other inputs", changes))
             progress.log(f"Resuming the unfinished store in {out}")
         write_plan(parts / PLAN_FILE, plan)
         yield parts
+
+
+def _has_only_parts(parts: Path) -> bool:
+    """Return whether ``parts`` is a folder without files that ``prepare`` does not write."""
+    return parts.is_dir() and all(_PART_NAME.fullmatch(path.name) for path in parts.iterdir())
+
+
+def _remove_parts(out: Path) -> None:
+    """Remove the shards of a finished store, as far as possible.
+
+    On NFS, the lock that this process holds keeps the folder from being removed.
+    """
+    shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
+
+
+def _adopt_skipping(old: StorePlan, new: StorePlan) -> StorePlan:
+    """Return ``old``, with errors skipped if ``new`` skips them.
+
+    The shards that exist were built from text without errors, so they are the same in both cases.
+    """
+    if new.options.corpus.on_error != "skip":
+        return old
+    corpus = old.options.corpus.model_copy(update={"on_error": "skip"})
+    return old.model_copy(update={"options": old.options.model_copy(update={"corpus": corpus})})
 
 
 def _describe_mismatch(out: Path, problem: str, changes: list[str]) -> str:
@@ -352,7 +381,7 @@ def _merge_shards(
         text_hash=_hash_shards(names),
     )
     write_manifest(out, manifest)
-    shutil.rmtree(out / PARTS_DIR)
+    _remove_parts(out)
     return manifest
 
 

@@ -410,7 +410,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         values = parse_json(file.read_bytes())
     except FileNotFoundError:
-        if (path / "parts").is_dir():
+        if (path / "parts" / "plan.json").is_file():
             raise StoreError(
                 f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
                 "again to resume it"

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from bertsmith.errors import StoreError
 
-_WORKER_CODE = "import sys; from {module} import main; main()"
+#: Workers import from the same places as this process, and not from the current directory.
+_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
 
 
 class WorkerPool:
@@ -66,7 +67,7 @@ class WorkerPool:
         """Start a worker, which is idle at first."""
         connection, worker_end = Pipe()
         descriptor = worker_end.fileno()
-        code = _WORKER_CODE.format(module=self._module)
+        code = _WORKER_CODE.format(path=sys.path, module=self._module)
         command = [sys.executable, "-c", code, str(descriptor), *self._arguments]
         # S603 warns about untrusted input: the arguments come from this program.
         process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)  # noqa: S603

@@ -256,7 +256,8 @@ def _measure_task_model(
     task = task.model_copy(update={"max_seqlen": settings.distill.max_seqlen})
     file = Path(next(iter(task.validation_files.values())))
     columns = ("text_column", "pair_column", "label_column", "header", "delimiter", "encoding")
-    changes = {name: getattr(task, name) for name in (*columns, "max_seqlen", "skip_invalid")}
+    names = (*columns, "max_seqlen", "skip_invalid", "metrics")
+    changes = {name: getattr(task, name) for name in names}
     bundle = set_up_model(bundle, fast=fast)
     metrics = evaluate(bundle, file, changes=changes)
     task = get_task_settings(bundle, changes)

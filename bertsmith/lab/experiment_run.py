@@ -180,8 +180,8 @@ class ExperimentRun:
         """Run the missing stages and write the report.
 
         Raises:
-            StoppedError: The process received a signal to stop. The report has been written from
-                the existing results.
+            StoppedError: The process received a signal to stop. As after any other exception, the
+                report has been written from the existing results.
         """
         try:
             self.runner.run_stages(
@@ -191,7 +191,7 @@ class ExperimentRun:
             # Stages other than training runs do not convert the signal to a StoppedError.
             self.write_report()
             raise StoppedError(signal.SIGINT) from None
-        except StoppedError:
+        except BaseException:
             self.write_report()
             raise
         return self.write_report()

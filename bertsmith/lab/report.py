@@ -42,15 +42,21 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return the title and the table in Markdown."""
-        lines = [f"**{self.title}**", "", f"| {' | '.join(self.columns)} |"]
-        lines.append("| --- " * len(self.columns) + "|")
-        lines += [f"| {' | '.join(row)} |" for row in self.rows]
-        return "\n".join(lines)
+        header, *rows = (_format_row(row) for row in (self.columns, *self.rows))
+        return "\n".join(
+            [f"**{self.title}**", "", header, "| --- " * len(self.columns) + "|", *rows]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the title and the rows; a row maps each column title to its cell."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows}
+
+
+def _format_row(cells: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 @dataclass(frozen=True)

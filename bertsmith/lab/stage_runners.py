@@ -247,8 +247,10 @@ def finetune_model(job: Job) -> dict[str, Any]:
     """Fine-tune a model on a task and return its held-out metrics."""
     task = job.stage.settings["task"]
     train, dev = (job.stage.files[role].resolve() for role in ("train", "dev"))
-    # Before this setting was introduced, the first examples were used.
-    default_settings = {"task": {"train_subset": "first"}}
+    default_settings = {}
+    if job.stage.settings["values"].get("task", {}).get("max_train_examples") is not None:
+        # Before this setting was introduced, the first examples were used.
+        default_settings = {"task": {"train_subset": "first"}}
     fixed_settings = {
         "task": {"train_file": str(train), "validation_files": {"dev": str(dev)}},
         # The model is evaluated after the last step only.

@@ -78,7 +78,10 @@ class Claim:
             reason = self.no_benefit
         else:
             seeds = ", ".join(f"{value:+.3f}" for value in values)
-            reason = f"mean difference in its favor {mean(values):+.3f}; by seed {seeds}"
+            direction = "" if self.is_equality else " in its favor"
+            reason = f"mean difference{direction} {mean(values):+.3f}; by seed {seeds}"
+            if self.is_equality:
+                reason += f"; less than {self.min_difference:g} counts as equal"
         return f"- {self.outcome}: {self.text} ({reason})"
 
     def _compare(self, differences: Sequence[float | None]) -> Outcome:

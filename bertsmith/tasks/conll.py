@@ -257,12 +257,12 @@ def parse_sentence(
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
         if valid_tags is not None:
-            _reject_unvalid_tags(raw, tags, valid_tags, path)
+            _reject_invalid_tags(raw, tags, valid_tags, path)
     text = separator.join(raw.units)
     return TaggedSentence(text, tuple(unit_offsets), tags, raw.document, raw.location)
 
 
-def _reject_unvalid_tags(
+def _reject_invalid_tags(
     raw: RawSentence,
     tags: Sequence[str],
     valid_tags: Sequence[str],

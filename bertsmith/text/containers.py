@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -147,9 +148,17 @@ def _make_wiki_document(body: list[str], title: str | None, layout: str) -> RawD
 
 
 def read_parquet(
-    path: Path, layout: str, field: str, errors: ErrorHandler
+    path: Path, content: BytesIO | None, layout: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
-    """Read one document per row from the column ``field``, a few rows at a time."""
+    """Read one document per row from the column ``field``, a few rows at a time.
+
+    Args:
+        path: The file.
+        content: Content of a compressed file; None to read ``path``.
+        layout: Layout of each text; see ``make_document``.
+        field: Name of the column.
+        errors: Receives every error in the file.
+    """
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -157,7 +166,7 @@ def read_parquet(
         raise MissingExtraError("pyarrow", "parquet", f"reading {path}") from None
     row = 0
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(content or path) as file:
             _check_column(file.schema_arrow, path, field)
             for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=[field]):
                 # Rows are decoded one by one, so that an error names the row.
@@ -185,6 +194,8 @@ def _check_column(schema: Any, path: Path, field: str) -> None:
             f"{path}: no column {field!r}; its columns are {names}; "
             "choose the column with the text by --field"
         )
+    if schema.names.count(field) > 1:
+        raise CorpusError(f"{path}: several columns are named {field!r}; rename all but one")
     column_type = schema.field(field).type
     text_type = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
     if not (pa.types.is_string(text_type) or pa.types.is_large_string(text_type)

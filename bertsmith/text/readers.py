@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Final, cast
+from typing import IO, Final, cast
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
@@ -78,7 +78,7 @@ def _read(
         is_container = text_format in CONTAINER_FORMATS
         container = text_format if is_container else _detect_container(source.kind, head)
         if container == "parquet":
-            yield from _read_parquet(source, text_format, field, errors)
+            yield from _read_parquet(source, reader, text_format, field, errors)
             return
         if problem := _describe_binary(head):
             errors.report(problem, name, "expected UTF-8 text, plain or compressed")
@@ -208,9 +208,23 @@ def _make_document(lines: list[str], layout: str) -> RawDocument:
 
 
 def _read_parquet(
-    source: Source, text_format: str, field: str, errors: ErrorHandler
+    source: Source, reader: IO[bytes], text_format: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
-    """Read a Parquet file; raise CorpusError for a stream, because the footer is read first."""
+    """Read a Parquet file; raise CorpusError for a stream.
+
+    The footer is read first, so a compressed file is read into memory.
+
+    Args:
+        source: The file.
+        reader: Reads the decompressed content.
+        text_format: Layout of each text.
+        field: Name of the column.
+        errors: Receives every error in the file.
+    """
     if source.is_stream:
         raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give a file")
-    yield from containers.read_parquet(Path(source.name), text_format, field, errors)
+    path = Path(source.name)
+    with path.open("rb") as file:
+        is_compressed = detect_compression(file.read(HEAD_BYTES)) is not None
+    content = io.BytesIO(reader.read()) if is_compressed else None
+    yield from containers.read_parquet(path, content, text_format, field, errors)

@@ -16,11 +16,7 @@ import torch
 from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import InputError, ModelError
-from bertsmith.interop.openvino import (
-    OpenVINOBundle,
-    OpenVINOEncoder,
-    load_embedding_encoder,
-)
+from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder, load_embedding_encoder
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.interop.sentence_transformers.splade import SpladeConfig, read_splade
 from bertsmith.memory import format_bytes, get_total_memory_bytes
@@ -49,6 +45,8 @@ from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 #: text, or a list of n arrays [S, W] with one vector per token.
 VectorBatches = Iterator[tuple[list[int], Any]]
 Item = TypeVar("Item")
+#: Number of texts whose token vectors are in memory at the same time, to compute those of a word.
+_WORD_TEXTS = 64
 
 
 class Embedder:
@@ -335,9 +333,14 @@ class Embedder:
         """
         ignore_case = self.tokenizer.lowercase
         spans_by_text = find_word_in_texts(texts, word, ignore_case=ignore_case, skip=skip)
-        texts_with_word = [texts[index] for index in spans_by_text]
-        vectors = self.encode_tokens(texts_with_word, layer=layer, **settings)
-        return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen, skip=skip)
+        items = list(spans_by_text.items())
+        word_vectors: list[WordVector] = []
+        # The vectors of all tokens of all texts could need gigabytes.
+        for first in range(0, len(items), _WORD_TEXTS):
+            spans = dict(items[first : first + _WORD_TEXTS])
+            vectors = self.encode_tokens([texts[index] for index in spans], layer=layer, **settings)
+            word_vectors += average_word_tokens(word, spans, vectors, self.max_seqlen, skip=skip)
+        return word_vectors
 
     def compute_word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]

@@ -324,7 +324,7 @@ class ParquetRowWriter:
     """Writes a Parquet file whose column types may only be known after the last row.
 
     Each call of ``append`` writes a part file, and ``finish`` merges the parts. A conflict between
-    types is an error in ``append``, so that the following rows are not predicted in vain.
+    types is an error in ``append``, before later rows are predicted.
     """
 
     def __init__(self, path: Path, layout: TableLayout) -> None:

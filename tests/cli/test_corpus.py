@@ -38,6 +38,20 @@ def test_show_prints_sentences_by_document(run_cli: RunCli, corpus: Path) -> Non
     ]
 
 
+def test_show_counts_what_it_skips(run_cli: RunCli, tmp_path: Path) -> None:
+    """``show --on-error skip`` reports skipped errors; it is an error if nothing can be shown."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"txet": "x"}\n{"text": "One."}\n')
+    completed = run_cli("corpus", "show", path, "--on-error", "skip")
+    assert completed.status == 0
+    assert "One." in completed.out
+    assert "skipped 1" in completed.err
+    path.write_bytes(b"caf\xe9\n")
+    completed = run_cli("corpus", "show", path, "--on-error", "skip")
+    assert completed.status == 2
+    assert "no document was found" in completed.err
+
+
 def test_stats_prints_counts(run_cli: RunCli, corpus: Path) -> None:
     """``stats`` prints the counts as text or as JSON."""
     completed = run_cli("corpus", "stats", corpus)

@@ -106,6 +106,32 @@ def test_compare_prints_a_table(
     assert {row.texts_per_second for row in timed} == {num_texts}
 
 
+def test_public_task_has_the_same_metric_for_all_models(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
+    """--compare uses the metric of the task, also if the teacher was trained with another one.
+
+    Rows without text are skipped, also by ``evaluate``.
+    """
+    data = tmp_path / "nsmc"
+    data.mkdir()
+    rows = [f"{n}\t{SENTENCES[n % 3]} {n}\t{n % 2}\n" for n in range(24)]
+    for name in ("ratings_train.txt", "ratings_test.txt"):
+        (data / name).write_text("".join(["id\tdocument\tlabel\n", *rows, "24\t\t1\n"]))
+    options = ["--data", data, "--epochs", "1", "--set", "run.threads=1"]
+    completed = run_cli("finetune", "nsmc", "--model", model, *options, "--metric", "macro_f1",
+                        "--out", tmp_path / "teacher")  # fmt: skip
+    assert completed.status == 0, completed.err
+    completed = run_cli("evaluate", tmp_path / "teacher", "--data", data, "--json")
+    assert completed.status == 0, completed.err
+    assert json.loads(completed.out)["counts"]["num_used"] == 24
+    completed = run_cli("distill", "--teacher", tmp_path / "teacher", *options, "--layers", "1",
+                        "--compare", "--json", "--out", tmp_path / "run")  # fmt: skip
+    assert completed.status == 0, completed.err
+    comparison = json.loads(completed.out)["comparison"]
+    assert {row["metric"] for row in comparison} == {"accuracy"}
+
+
 def test_comparison_without_a_metric_stops_before_training(
     run_cli: RunCli, model: Path, lines: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,10 @@ def test_inspect_shows_and_verifies_a_store(
     completed = run_cli("inspect", tokenizer_folder, "--verify")
     assert completed.status == 2
     assert "--verify is for token stores" in completed.err
+    for arguments in ((tokenizer_folder, "--seed", 1), (store, "--pairs", "--json")):
+        completed = run_cli("inspect", *arguments)
+        assert completed.status == 2
+        assert f"{arguments[1]}: only selects the examples of a token store" in completed.err
 
 
 def test_inspect_shows_config_heads_and_tensors_of_a_model(run_cli: RunCli, model: Path) -> None:

@@ -97,7 +97,7 @@ def _interrupt(*_: Any, **__: Any) -> Any:
         (
             ["corpus", "stats", "text.txt"],
             "bertsmith.cli.corpus_options.find_sources",
-            "stopped; nothing was written",
+            "stopped",
         ),
         (["fill", "model", "a [MASK]"], "bertsmith.bundle.load", "stopped"),
     ],

@@ -216,3 +216,38 @@ def test_default_tasks_are_those_of_glue(data: Path, tmp_path: Path) -> None:
     assert [task.name for task in tasks] == ["rte", "sst-2"]
     assert len(missing) == 6
     assert all(task.evaluation == "finetune" for task in tasks)
+
+
+def test_facts_name_the_machines_of_all_processes() -> None:
+    """A record lists the machine and the versions of each process once."""
+    machine = {"processor": "Xeon", "cores": 2, "memory_gib": 8, "accelerator": None}
+    start = {"commit": "a1", "has_uncommitted_changes": False, "machine": machine,
+             "versions": {"bertsmith": "1", "torch": "2"}}  # fmt: skip
+    other = {**start, "machine": {**machine, "accelerator": "H200"},
+             "versions": {"bertsmith": "1", "torch": "3"}}  # fmt: skip
+    record = {"starts": [start, other, start], "date": "today", "settings": [], "runs": {},
+              "finetune_seeds": 1,
+              "store": {"training_tokens": 5, "vocab_size": 9, "id": "b2"}}  # fmt: skip
+    facts = speedrun.list_facts(record)
+    processor = "Xeon, 2 cores, 8 GiB"
+    assert facts["hardware"] == f"no GPU; {processor}; then H200; {processor}"
+    assert facts["versions"] == "Bertsmith 1, PyTorch 2; then Bertsmith 1, PyTorch 3"
+
+
+def test_changed_text_has_a_store_of_its_own(
+    text: Path, tmp_path: Path, environments: list[tuple[str, dict[str, str]]]
+) -> None:
+    """The store depends on the content of the text, not on the name of its file."""
+    copy = tmp_path / "text.jsonl"
+    shutil.copy(text, copy)
+    stores = [speedrun.prepare_store([str(copy)], 140, tmp_path / "out") for _ in range(2)]
+    copy.write_bytes(b"".join(copy.read_bytes().splitlines(keepends=True)[1:]))
+    stores.append(speedrun.prepare_store([str(copy)], 140, tmp_path / "out"))
+    assert stores[0] == stores[1] != stores[2]
+    assert [command for command, _ in environments] == ["vocab", "prepare"] * 2
+
+
+def test_vocabulary_size_needs_text() -> None:
+    """--vocab-size is an error with a store, which has a vocabulary."""
+    with pytest.raises(SystemExit):
+        speedrun.parse_arguments(["--store", "s", "--data", "d", "--vocab-size", "9"])

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bertsmith.text import vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from tests.cli.conftest import RunCli
 
@@ -139,3 +141,25 @@ def test_interrupted_command_leaves_no_folder(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert not out.parent.exists()
+
+
+def test_output_is_checked_before_and_after_the_work(
+    run_cli: RunCli, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that cannot be made is an error at once; another process's vocabulary is kept."""
+    learn = vocabulary.learn_vocabulary
+
+    def learn_while_another_process_writes(*arguments: Any) -> Any:
+        out = tmp_path / "out"
+        out.mkdir()
+        (out / "vocab.txt").write_text("mine")
+        return learn(*arguments)
+
+    monkeypatch.setattr(vocabulary, "learn_vocabulary", learn_while_another_process_writes)
+    completed = run_cli("vocab", corpus, "--size", 170, "--out", corpus / "out")
+    assert completed.status == 2
+    assert not (tmp_path / "out").exists()
+    completed = run_cli("vocab", corpus, "--size", 170, "--out", tmp_path / "out")
+    assert completed.status == 2
+    assert "contains a tokenizer" in completed.err
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "mine"

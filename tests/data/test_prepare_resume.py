@@ -188,6 +188,48 @@ def test_existing_folders_are_not_changed(
         prepare_store(corpus, tmp_path / "letter.txt")
 
 
+def test_folder_named_parts_is_not_removed(corpus: Path, tmp_path: Path) -> None:
+    """A folder whose subfolder "parts" has files of the user is no unfinished store."""
+    file = tmp_path / "data" / "parts" / "text.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(corpus.read_bytes())
+    for plan in (None, "plan.json"):
+        if plan:
+            (file.parent / plan).touch()
+        with pytest.raises(StoreError, match="holds something else"):
+            prepare_store(file.parent, tmp_path / "data")
+        assert file.read_bytes() == corpus.read_bytes()
+
+
+def test_errors_can_be_skipped_after_a_stop(corpus: Path, tmp_path: Path) -> None:
+    """A run that an error has stopped continues with ``on_error`` "skip", as the message says."""
+    source, out = tmp_path / "corpus.jsonl", tmp_path / "store"
+    source.write_bytes(corpus.read_bytes() + b'{"txet": "The last."}\n')
+    with pytest.raises(CorpusError, match="--on-error skip"):
+        prepare_store(source, out)
+    shards = {path: path.stat().st_mtime_ns for path in (out / "parts").glob("*.npz")}
+    assert shards
+    links = [tmp_path / path.name for path in shards]
+    for path, link in zip(shards, links, strict=True):
+        link.hardlink_to(path)
+    manifest = prepare_store(source, out, corpus=CorpusOptions(on_error="skip"))
+    assert manifest.report["documents"] == NUM_DOCUMENTS
+    # The shards were not built again.
+    assert [link.stat().st_mtime_ns for link in links] == list(shards.values())
+
+
+def test_workers_do_not_import_from_the_current_directory(corpus: Path, tmp_path: Path) -> None:
+    """A file named like a module of the standard library is not executed."""
+    (tmp_path / "tokenize.py").write_text("raise SystemExit('imported')\n")
+    TOKENIZER.save(tmp_path / "tokenizer")
+    program = str(Path(sys.executable).with_name("bertsmith"))
+    command = [program, "prepare", str(corpus), "--tokenizer", "tokenizer", "--out", "store"]
+    completed = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert completed.returncode == 0, completed.stderr
+
+
 def test_damaged_finished_store_is_rejected(
     corpus: Path, expected_store: Path, tmp_path: Path
 ) -> None:

@@ -271,6 +271,9 @@ def test_folders_without_a_valid_store_are_rejected(tmp_path: Path, store: Store
     with pytest.raises(StoreError, match="not a store"):
         Store.open(tmp_path)
     (tmp_path / "parts").mkdir()
+    with pytest.raises(StoreError, match="not a store"):
+        Store.open(tmp_path)
+    (tmp_path / "parts" / "plan.json").touch()
     with pytest.raises(StoreError, match="unfinished"):
         Store.open(tmp_path)
     (store.path / "manifest.json").write_text("{")

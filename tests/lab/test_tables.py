@@ -162,3 +162,10 @@ def test_lines_differ_in_color_or_style() -> None:
     make_line_plot(series, "x", "y")(axes)
     styles = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(styles) == 14
+
+
+def test_vertical_bars_of_cells_are_escaped() -> None:
+    """A predicted "|" does not add a column."""
+    assert Table("t", ["a|b"], [["|"]]).to_markdown().splitlines()[2:] == [
+        r"| a\|b |", "| --- |", r"| \| |"
+    ]  # fmt: skip

@@ -57,7 +57,10 @@ def test_significance_is_that_of_a_paired_t_test(differences: list[float]) -> No
 def test_differences_that_cancel_are_no_equality() -> None:
     """Two values are equal if they are for each seed, not only on average."""
     assert Claim("equal", [0.3, -0.3, 0.006], 0.01, is_equality=True).outcome == "open"
-    assert Claim("equal", [0.003, -0.003, 0.006], 0.01, is_equality=True).outcome == "holds"
+    claim = Claim("equal", [0.003, -0.003, 0.006], 0.01, is_equality=True)
+    assert claim.outcome == "holds"
+    assert "(mean difference +0.002; by seed" in claim.to_markdown()
+    assert "less than 0.01 counts as equal" in claim.to_markdown()
 
 
 def test_claim_is_open_without_benefit_of_pretraining() -> None:

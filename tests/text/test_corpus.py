@@ -179,8 +179,14 @@ def test_parquet_column_is_read(tmp_path: Path) -> None:
     for name, kind in (("n", "int64"), ("list", r"list<\w+: string>")):
         with pytest.raises(CorpusError, match=f"column '{name}' holds {kind}, not text"):
             read_texts(path, field=name)
+    compressed = write_file(tmp_path / "a.parquet.gz", gzip.compress(path.read_bytes()))
+    assert read_texts(compressed) == TEXTS
     write_file(path, path.read_bytes()[:300])
     with pytest.raises(CorpusError, match="not a complete Parquet file"):
+        read_texts(path)
+    names = ["text", "text"]
+    parquet.write_table(arrow.Table.from_arrays([arrow.array(TEXTS)] * 2, names), path)
+    with pytest.raises(CorpusError, match="several columns are named 'text'"):
         read_texts(path)
 
 

@@ -245,6 +245,19 @@ def test_tokens_match_their_offsets(embedder: Embedder) -> None:
     np.testing.assert_allclose(without_special.vectors, text.vectors[1:-1], rtol=0, atol=1e-5)
 
 
+def test_words_of_many_texts_are_computed_in_parts(
+    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few texts at a time give the same vectors in the same order."""
+    texts = ["its own weight", "Weight and sound, weight and name.", "the weight"]
+    expected = embedder.encode_word(texts, "weight")
+    monkeypatch.setattr("bertsmith.use.embed._WORD_TEXTS", 2)
+    words = embedder.encode_word(texts, "weight")
+    assert [(word.text_index, word.start) for word in words] == [(0, 8), (1, 0), (1, 18), (2, 4)]
+    for word, same in zip(words, expected, strict=True):
+        np.testing.assert_allclose(word.vector, same.vector, rtol=0, atol=1e-6)
+
+
 def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     """Occurrences are found in any case, and as a prefix only if there is no full match."""
     texts = ["Weight and sound, weight and name.", "its own weight"]

@@ -162,11 +162,18 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             accuracy = accuracies[layer]
             cells.append(EMPTY_CELL if accuracy is None else f"{accuracy:.3f}")
             rows.append([names[layer], *cells, *_format_senses_cell(senses, layer)])
-        title = "Spearman correlation of cosine and human similarity on STS-B, without fine-tuning"
+        num_pairs = next(
+            result["num_pairs"] for key, result in results.items()
+            if key[0] == "similarity" and result  # type: ignore[index]
+        )  # fmt: skip
+        title = (
+            f"Spearman correlation of cosine and human similarity on the first {num_pairs:,} pairs "
+            "of STS-B's validation set, without fine-tuning"
+        )
         columns = [
             _LAYER_LABEL,
             *POOLINGS,
-            "nearest neighbor has the same label (SST-2, mean pooling, seed 0)",
+            f"nearest of {_MAP_SENTENCES} sentences has the same label (SST-2, mean, seed 0)",
         ]
         if senses:
             columns.append(_SENSES_COLUMN)

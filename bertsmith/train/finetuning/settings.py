@@ -249,15 +249,18 @@ def _check_kind(task: str, settings: TaskSettings) -> None:
 
 
 def _check_validation_settings(settings: TaskSettings) -> None:
-    """Raise SettingsError for settings of a held-out part next to validation files."""
-    if not settings.validation_files:
-        return
-    for name in ("validation_fraction", "validation_fold"):
+    """Raise SettingsError for settings of a held-out part or a subset that have no effect."""
+    files = ", ".join(settings.validation_files.values())
+    reasons = {}
+    if files:
+        problem = f"there are validation files: {files}; remove one of them"
+        reasons = dict.fromkeys(("validation_fraction", "validation_fold"), problem)
+    if settings.max_train_examples is None:
+        problem = "task.max_train_examples is not set; set it or remove this setting"
+        reasons |= dict.fromkeys(("train_subset", "train_subset_seed"), problem)
+    for name, reason in reasons.items():
         if getattr(settings, name) != TaskSettings.model_fields[name].default:
-            raise SettingsError(
-                f"task.{name} has no effect, because there are validation files: "
-                f"{', '.join(settings.validation_files.values())}; remove one of them"
-            )
+            raise SettingsError(f"task.{name} has no effect, because {reason}")
 
 
 def check_files_exist(settings: TaskSettings) -> None:

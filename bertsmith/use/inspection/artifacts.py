@@ -23,7 +23,7 @@ _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "model": tuple(("config.json", weights) for weights in WEIGHT_FILES),
     "run": (("settings.toml",),),
     # An unfinished store has parts but no manifest. Opening it raises an error that says this.
-    "store": ((MANIFEST_FILE,), ("parts",)),
+    "store": ((MANIFEST_FILE,), ("parts/plan.json",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),

@@ -300,6 +300,16 @@ def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> N
         finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
 
 
+def test_subset_settings_need_a_size(start_model: Path, tmp_path: Path) -> None:
+    """The seed or the kind of a subset of the training data is an error without its size."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    settings: list[dict[str, Any]] = [{"train_subset_seed": 3}, {"train_subset": "first"}]
+    for task in settings:
+        with pytest.raises(SettingsError, match=f"task.{next(iter(task))} has no effect"):
+            finetune_table(start_model, tmp_path / "run", data, "single", task=task)
+    assert not (tmp_path / "run").exists()
+
+
 def test_steps_and_epochs_exclude_each_other(start_model: Path, tmp_path: Path) -> None:
     """Steps on the command line and epochs in the settings file are an error."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)

@@ -18,6 +18,7 @@ from recipe_search import (
     append_result,
     build_table,
     get_budget,
+    group_results,
     hash_settings,
     plot_curves,
     read_curve,
@@ -209,3 +210,18 @@ def test_curve_has_the_minutes_of_each_evaluation(tmp_path: Path) -> None:
     results = [{"variant": name, "curve": curve} for name in ("fast", "muon", "fast")]
     plot_curves({"5 minutes": results, "30 minutes": results[:1]}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_with_other_defaults_are_not_compared() -> None:
+    """Of each variant, only results with its last defaults are reported, and the last per seed."""
+
+    def make_result(seed: int, settings_hash: str, loss: float) -> dict[str, Any]:
+        return {
+            "variant": "fast", "settings": list(FAST.settings), "settings_hash": settings_hash,
+            "seed": seed, "heldout_loss": loss, "size": "mini", "budget": "5 steps",
+            "length": ["--steps", "5"],
+        }  # fmt: skip
+
+    results = [make_result(0, "old", 1.0), make_result(1, "old", 1.0),
+               make_result(0, "new", 2.0), make_result(0, "new", 3.0)]  # fmt: skip
+    assert group_results(results, [FAST, MUON]) == {"mini, 5 steps": results[3:]}

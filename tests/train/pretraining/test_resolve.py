@@ -9,7 +9,7 @@ import pytest
 from bertsmith.data.store import Store
 from bertsmith.errors import SettingsError
 from bertsmith.model.ops.dropout import Dropout
-from bertsmith.settings import read_toml
+from bertsmith.settings import parse_assignments, read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
 )
@@ -425,3 +425,12 @@ def test_default_batch_size_depends_on_the_device_of_the_run(
     """The default is 32 on the CPU, even if CUDA is available, and 256 on CUDA."""
     assignments = [] if device is None else [f"run.device={device}"]
     assert resolve(cuda=cuda, assignments=assignments).data.batch_size == batch_size
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [("a.b=query: ", "query: "), ("a.b = query: ", "query:"), ("a.b=\t", "\t"), ("a.b= 5 ", 5)],
+)
+def test_assigned_text_keeps_its_spaces(assignment: str, value: object) -> None:
+    """Text keeps its spaces, unless there is one before the equals sign."""
+    assert parse_assignments([assignment]) == {"a": {"b": value}}
