@@ -9,6 +9,8 @@ _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+#: File that contains the swap limit of a container in bytes, for cgroup v2.
+_CGROUP_SWAP_LIMIT: Final = Path("/sys/fs/cgroup/memory.swap.max")
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -16,11 +18,15 @@ def get_total_memory_bytes() -> int:
     """Return the memory of this machine or container in bytes, including swap."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
-        limit = path.read_text(encoding="ascii").strip() if path.is_file() else ""
-        # If there is no limit, the file of cgroup v2 contains the word "max".
-        if limit.isdecimal():
-            total_bytes = min(total_bytes, int(limit))
-    return total_bytes + _get_swap_bytes()
+        total_bytes = _apply_limit(total_bytes, path)
+    return total_bytes + _apply_limit(_get_swap_bytes(), _CGROUP_SWAP_LIMIT)
+
+
+def _apply_limit(num_bytes: int, path: Path) -> int:
+    """Return a size, or the limit in a file if the file exists and the limit is lower."""
+    limit = path.read_text(encoding="ascii").strip() if path.is_file() else ""
+    # If there is no limit, the files of cgroup v2 contain the word "max".
+    return min(num_bytes, int(limit)) if limit.isdecimal() else num_bytes
 
 
 def _get_swap_bytes() -> int:

@@ -248,7 +248,8 @@ def load_for_fine_tuning(
         head: Task kind and labels of the new head.
         config_overrides: ``ModelConfig`` fields to replace, such as dropout.
         features: Settings of a BiLSTM between the encoder and the output layer; None for no BiLSTM.
-        keep_head: Whether to load the stored head if it has the same kind and labels.
+        keep_head: Whether to load the stored head if it has the same kind and labels, and neither
+            model has a BiLSTM.
 
     Raises:
         ModelError: A file is missing, damaged or inconsistent with the others.
@@ -264,8 +265,10 @@ def load_for_fine_tuning(
         model = head.build_model(config, features)
     parameter_names = set(model.state_dict())
     head_names = {name for name in parameter_names if not name.startswith(("bert.", "pooler."))}
-    if keep_head and is_fine_tuned(directory) and _read_head(directory, info) == head:
-        head_names = set()
+    # The output layer of a BiLSTM has other inputs than that of a model without one.
+    has_same_layers = features is None and not info.get("features")
+    if keep_head and has_same_layers and is_fine_tuned(directory):
+        head_names = set() if _read_head(directory, info) == head else head_names
     pooler_names = {name for name in parameter_names if name.startswith("pooler.")}
     # A head of another task is not loaded.
     stored = match_weights(model, weights, pooler_names, excluded=head_names)

@@ -95,7 +95,8 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
         Notes for the user.
 
     Raises:
-        ModelError: The model cannot be read, or ``out`` is not empty.
+        ModelError: The model cannot be read, has a next-sentence head but no masked-LM head, or
+            ``out`` is not empty.
         SettingsError: ``dtype`` has another value.
     """
     if dtype not in _DTYPES:
@@ -103,7 +104,16 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     out = Path(out)
     check_new_directory(out)
     bundle = load_model(model)
-    if isinstance(bundle, PretrainedBundle) and not any(map(bundle.has_head, ("mlm.", "nsp."))):
+    has_heads = [
+        isinstance(bundle, PretrainedBundle) and bundle.has_head(prefix)
+        for prefix in ("mlm.", "nsp.")
+    ]
+    if has_heads == [False, True]:
+        raise ModelError(
+            f"{bundle.path}: a model with a next-sentence head but no masked-LM head cannot be "
+            "exported; fine-tune it, or export it to sentence-transformers"
+        )
+    if isinstance(bundle, PretrainedBundle) and not any(has_heads):
         notes = _write_encoder(bundle, out, _DTYPES[dtype])
     else:
         save_model(out, bundle, _DTYPES[dtype])
@@ -113,8 +123,9 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
         notes.append(SEGMENTER_NOTE)
     if read_json(out / CONFIG_FILE)["model_type"] != "bert":
         notes.append(
-            "transformers cannot load this model, because its BERT is bidirectional and post-norm, "
-            "and has neither the activation ELU nor a BiLSTM (the config has model_type bertsmith)"
+            "transformers cannot load this model (its config has model_type bertsmith): "
+            "transformers' BERT has no left-to-right attention, no pre-norm or batch norm, no ELU "
+            "and no BiLSTM"
         )
     return notes
 

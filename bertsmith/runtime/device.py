@@ -42,6 +42,8 @@ _MAX_MICRO_BATCH_TOKENS = 131072
 #: Share of a GPU's memory for a training step, and the expected memory of activations divided by
 #: their lower bound in ``estimate_training_bytes``.
 _MAX_MEMORY_SHARE, _ACTIVATION_FACTOR = 0.8, 2.5
+#: Memory for each logit of the output layer on a GPU: 16 bits, and float32 twice for the softmax.
+_BYTES_PER_LOGIT = 10
 #: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -212,11 +214,19 @@ def can_compile_fast(machine: Machine) -> bool:
     return machine.device.type == "cuda" and find_spec("triton") is not None
 
 
-def choose_micro_batch_tokens(machine: Machine, config: ModelConfig, min_tokens: int) -> int:
+def choose_micro_batch_tokens(
+    machine: Machine, config: ModelConfig, min_tokens: int, predictions_per_token: float
+) -> int:
     """Return the default number of tokens of a micro-batch.
 
     On the CPU, this is ``min_tokens``. On a GPU, it is doubled as long as a training step is
     expected to use at most a share of the memory.
+
+    Args:
+        machine: Device of the run.
+        config: Sizes of the model.
+        min_tokens: The smallest result.
+        predictions_per_token: Share of the tokens for which the logits of all words are computed.
     """
     num_tokens = min_tokens
     if machine.device.type != "cuda":
@@ -224,6 +234,7 @@ def choose_micro_batch_tokens(machine: Machine, config: ModelConfig, min_tokens:
     memory = _MAX_MEMORY_SHARE * torch.cuda.get_device_properties(machine.device).total_memory
     weight_bytes = estimate_training_bytes(config, 0)
     bytes_per_token = _ACTIVATION_FACTOR * (estimate_training_bytes(config, 1) - weight_bytes)
+    bytes_per_token += predictions_per_token * config.vocab_size * _BYTES_PER_LOGIT
     max_tokens = (memory - weight_bytes) / bytes_per_token
     while 2 * num_tokens <= min(max_tokens, _MAX_MICRO_BATCH_TOKENS):
         num_tokens *= 2

@@ -54,7 +54,8 @@ def attribute(
         model: A loaded model, or the path of a model directory or run directory.
         text: A text, or a pair of texts.
         label: The label whose probability is attributed; None for the most probable one.
-        max_tokens: Maximum number of tokens, with [CLS] and [SEP]; None for the model's maximum.
+        max_tokens: Maximum number of tokens, with [CLS] and [SEP]; None for no limit. A text is
+            first truncated to the ``task.max_seqlen`` that the model was fine-tuned with.
         compute: Computes the outputs of the model.
 
     Raises:

@@ -43,7 +43,7 @@ def evaluate_embeddings(
         settings: Columns of the table and how to read it.
         split: The split of a folder: the name of a file in qrels, without its suffix.
         dimensions: Use only this many first dimensions of the vectors; None for all.
-        fast: Whether to use 8-bit or 16-bit arithmetic.
+        fast: Whether to use 8-bit or 16-bit arithmetic; an Embedder keeps its own.
 
     Returns:
         The metrics by name, and ``counts``, the number of examples read and used. Scored pairs have

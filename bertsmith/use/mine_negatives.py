@@ -132,7 +132,7 @@ def mine_negatives(
         _check_tsv_lines(searcher.path / LINES_FILE)
     miner = _Miner(
         searcher,
-        None if reranker is None else resolve_reranker(reranker),
+        None if reranker is None else resolve_reranker(reranker, device=device),
         settings,
         counts,
     )

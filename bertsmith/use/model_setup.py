@@ -80,13 +80,23 @@ def resolve_task_model(
     return set_up_model(bundle, fast=fast)
 
 
-def resolve_reranker(model: FineTunedBundle | Path | str, *, fast: bool = False) -> FineTunedBundle:
+def resolve_reranker(
+    model: FineTunedBundle | Path | str,
+    *,
+    fast: bool = False,
+    device: torch.device | str = "cpu",
+) -> FineTunedBundle:
     """Return a model with one output, set up for inference; see ``resolve_task_model``.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
+        device: Device to which a path is loaded.
 
     Raises:
         ModelError: The model is not fine-tuned, or has several outputs.
     """
-    bundle = _load_task_model(model)
+    bundle = _load_task_model(model, device)
     head = bundle.head
     if head.kind != "regression":
         is_classifier = head.kind in ("single", "multi")
@@ -102,14 +112,18 @@ def resolve_reranker(model: FineTunedBundle | Path | str, *, fast: bool = False)
     return set_up_model(bundle, fast=fast)
 
 
-def _load_task_model(model: FineTunedBundle | Path | str) -> FineTunedBundle:
-    """Return a loaded fine-tuned model, or load a path on the CPU."""
+def _load_task_model(
+    model: FineTunedBundle | Path | str, device: torch.device | str = "cpu"
+) -> FineTunedBundle:
+    """Return a loaded fine-tuned model, or load a path to a device."""
     if not isinstance(model, FineTunedBundle | Path | str):
         raise ModelError(
             f"{type(model).__name__}: not a fine-tuned model; give the path of a model directory "
             "or run directory"
         )
-    return model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
+    if isinstance(model, FineTunedBundle):
+        return model
+    return load_fine_tuned(model, device=device)
 
 
 def set_up_embedding_encoder(

@@ -215,7 +215,7 @@ def search(
         reranker: A model with one output, which orders the most similar lines by relevance.
         candidates: Number of most similar lines that the reranker or late interaction orders.
         late: Whether to order the most similar lines by late interaction.
-        device: Device of the model.
+        device: Device of the model and of a reranker that is given as a path.
         prompt_name: Name of the prompt of queries; None for the model's prompt of queries.
 
     Returns:
@@ -226,7 +226,7 @@ def search(
         ModelError: The model is missing or has changed, or the reranker does not have one output.
     """
     searcher = Searcher(index, model=model, device=device, prompt_name=prompt_name)
-    bundle = None if reranker is None else resolve_reranker(reranker)
+    bundle = None if reranker is None else resolve_reranker(reranker, device=device)
     return searcher.search(
         queries, top, exact=exact, reranker=bundle, candidates=candidates, late=late
     )

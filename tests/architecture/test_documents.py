@@ -1,9 +1,12 @@
 """Tests that the documentation matches the code."""
 
+import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,32 +41,43 @@ OTHER_PROGRAMS = ("pip install", "#SBATCH")
 NO_FILE = {"not yet", "none"}
 
 
-def test_generated_files_are_up_to_date(root: Path) -> None:
+@pytest.fixture(scope="module")
+def generate(root: Path) -> Iterator[ModuleType]:
+    """The module docs/generate.py, which renders its files only once."""
+    spec = importlib.util.spec_from_file_location("generate", root / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in module.TERMINAL_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["generate.py", "--check"])
+        files = module.render_files()
+        patch.setattr(module, "render_files", lambda: files)
+        yield module
+
+
+def test_generated_files_are_up_to_date(
+    generate: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The help pages and the generated tables are the output of docs/generate.py."""
-    command = [sys.executable, str(root / "docs" / "generate.py"), "--check"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert completed.returncode == 0, f"run `make docs`\n{completed.stdout}{completed.stderr}"
+    assert generate.main() == 0, f"run `make docs`\n{capsys.readouterr().out}"
 
 
-def test_check_fails_and_writes_nothing_if_a_page_is_outdated(root: Path) -> None:
+def test_check_fails_and_writes_nothing_if_a_page_is_outdated(
+    root: Path,
+    generate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """``generate.py --check`` reports an outdated help page and does not change it."""
     page = root / "docs" / "cli" / "bertsmith.md"
-    code = (
-        "import runpy, sys, pathlib\n"
-        "original_read_text = pathlib.Path.read_text\n"
-        "def read_outdated_text(path, *args, **kwargs):\n"
-        "    text = original_read_text(path, *args, **kwargs)\n"
-        "    return text.replace('Usage', 'Use') if path.name == 'bertsmith.md' else text\n"
-        "pathlib.Path.read_text = read_outdated_text\n"
-        "sys.argv = ['generate.py', '--check']\n"
-        f"runpy.run_path({str(root / 'docs' / 'generate.py')!r}, run_name='__main__')\n"
-    )
     content = page.read_bytes()
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert completed.returncode == 1, completed.stderr
-    assert "differs: docs/cli/bertsmith.md" in completed.stdout
+    files = generate.render_files()
+    monkeypatch.setattr(generate, "render_files", lambda: files | {page: files[page] + "x"})
+    assert generate.main() == 1
+    assert capsys.readouterr().out == "differs: docs/cli/bertsmith.md\n"
     assert page.read_bytes() == content
 
 

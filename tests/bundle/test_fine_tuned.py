@@ -110,6 +110,16 @@ def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
             assert torch.equal(state[name], value), name
 
 
+def test_output_layer_of_a_bilstm_is_not_kept(tmp_path: Path) -> None:
+    """It has other inputs, even if it has the same shape as that of a model without BiLSTM."""
+    config = make_prime_size_config(width=22, heads=2)
+    head = HeadConfig("single", ("a", "b"))
+    model = head.build_model(config, BiLSTMSettings(width=11, layers="last"))
+    save_fine_tuned(tmp_path / "model", model, make_tokenizer(config.vocab_size), head, {})
+    loaded = load_for_fine_tuning(tmp_path / "model", head, keep_head=True)
+    assert {"output.bias", "output.weight"} <= set(loaded.info["newly_initialized"])
+
+
 @pytest.mark.parametrize("has_pooler", [True, False])
 def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, has_pooler: bool) -> None:
     """A transformers BertModel with or without pooler is loaded with the same hidden states."""

@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,29 +91,3 @@ def test_a_model_fills_masks_by_name_from_any_folder(
     """The name of a shipped model can be used in any folder, offline."""
     monkeypatch.chdir(tmp_path)
     assert fill(path.name, TEXTS[0]) == fill(path, TEXTS[0])
-
-
-@pytest.mark.slow
-def test_the_wheel_contains_the_models(tmp_path: Path) -> None:
-    """A wheel contains all files of all models, as files and not as links."""
-    command = ["git", "ls-tree", "-r", "--name-only", "HEAD", f"models/{REFERENCE_MODEL}/"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "model.safetensors" not in listing.stdout:
-        pytest.skip("no commit of a git repository contains the models")
-    source = tmp_path / "source"
-    archive = subprocess.run(
-        ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
-    ).stdout
-    source.mkdir()
-    subprocess.run(["tar", "-x"], cwd=source, input=archive, check=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-               "--no-index", "--quiet", "--wheel-dir", str(tmp_path), str(source)]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive_file:
-        packed = {info.filename: info.file_size for info in archive_file.infolist()}
-    for path in MODELS:
-        for file in path.rglob("*"):
-            if file.is_file():
-                name = f"bertsmith/reference_models/{file.relative_to(ROOT / 'models')}"
-                assert packed.get(name) == file.stat().st_size, name

@@ -186,15 +186,14 @@ def test_fast_vectors_are_nearly_exact(run_cli: RunCli, model: Path, lines_file:
 @pytest.mark.slow
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_embed_continues(
-    model: Path, tmp_path: Path, signal_number: signal.Signals, status: int
+    run_cli: RunCli, model: Path, tmp_path: Path, signal_number: signal.Signals, status: int
 ) -> None:
     """Ctrl-C and SIGTERM save; the same command completes the file. --resume has no effect."""
     out = tmp_path / "v.npy"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     text = "the ferry\n" * 30_000
-    program = [sys.executable, "-m", "bertsmith", "embed", str(model)]
-    command = [*program, str(pipe), "--out", str(out)]
+    command = [sys.executable, "-m", "bertsmith", "embed", str(model), str(pipe), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         writer = pipe.open("w")
         # The pipe stays open, so the process waits for more lines when it is interrupted.
@@ -216,19 +215,14 @@ def test_interrupted_embed_continues(
     assert "Traceback" not in err
     file = tmp_path / "lines.txt"
     file.write_text(text)
-    command = [*program, str(file), "--out", str(out)]
-    rejected = subprocess.run(
-        [*command, "--pooling", "max"], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert rejected.returncode == 2
-    assert "started with a different pooling" in rejected.stderr
+    rejected = run_cli("embed", model, file, "--out", out, "--pooling", "max")
+    assert rejected.status == 2
+    assert "started with a different pooling" in rejected.err
     # Earlier versions continued only with --resume.
     options = ["--resume"] if signal_number == signal.SIGTERM else []
-    resumed = subprocess.run(
-        [*command, *options], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert ("the option --resume is no longer needed" in resumed.stderr) == bool(options)
+    resumed = run_cli("embed", model, file, "--out", out, *options)
+    assert resumed.status == 0, resumed.err
+    assert ("the option --resume is no longer needed" in resumed.err) == bool(options)
     assert np.load(out).shape == (30_000, MODEL_WIDTH)
 
 

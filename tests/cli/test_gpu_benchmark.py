@@ -12,11 +12,21 @@ import pytest
 import torch
 
 from bertsmith.runtime import device
+from tests.train.conftest import make_store
 
 
-def test_dry_checks_write_their_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small token store; the default would be one of all documentation."""
+    return make_store(tmp_path_factory.mktemp("gpu"))
+
+
+def test_dry_checks_write_their_results(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --dry, a stage runs without a GPU and writes one file with all results."""
     arguments = ["--stage", "A", "--dry", "--out", str(tmp_path), "--only", "hardware,kernels"]
+    arguments += ["--store", str(store)]
     assert gpu.main(arguments) == 0
     record = json.loads((tmp_path / "stage-A.json").read_text())
     assert record["dry"] is True
@@ -29,20 +39,20 @@ def test_dry_checks_write_their_results(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_failed_check_is_reported_and_the_next_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that fails, exceeds its time or has no time left does not end the stage."""
-    limits = {"speedrun": 60.0, "fp8": 0.2, "hardware": 60.0}
+    limits = {"fp8": 0.2, "speedrun": 60.0, "hardware": 60.0}
     monkeypatch.setitem(gpu.STAGES, "C", limits)
-    arguments = ["--stage", "C", "--dry", "--out", str(tmp_path)]
+    arguments = ["--stage", "C", "--dry", "--out", str(tmp_path), "--store", str(store)]
     assert gpu.main([*arguments, "--data", str(tmp_path / "missing")]) == 1
     checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
     assert {name: outcome["status"] for name, outcome in checks.items()} == {
-        "speedrun": "failed", "fp8": "timeout", "hardware": "ok",
+        "fp8": "timeout", "speedrun": "failed", "hardware": "ok",
     }  # fmt: skip
     assert "missing" in checks["speedrun"]["error"]
     monkeypatch.setattr(gpu, "MIN_SECONDS", 1e9)
-    assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path), "--only", "fp8"]) == 1
+    assert gpu.main([*arguments, "--only", "fp8"]) == 1
     checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
     assert checks["fp8"]["status"] == "skipped"
 

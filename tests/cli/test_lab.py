@@ -9,13 +9,15 @@ import pytest
 from bertsmith.lab import cost, stage_runners
 from bertsmith.lab.stage_runners import Job
 from bertsmith.runtime import device
+from bertsmith.train.engine import curve
 from tests.cli.conftest import RunCli
 
 
 @pytest.fixture(autouse=True)
 def skip_speed_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a constant peak matmul speed instead of measuring it."""
+    """Use a constant peak matmul speed instead of measuring it, and draw no loss curves."""
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
+    monkeypatch.setattr(curve, "draw", lambda run, _, **__: run / curve.CURVE_FILE)
 
 
 def test_experiment_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def _run_as_process(
     [
         (("pretrain", "--data", "nowhere", "--out", "run"), "nowhere"),
         (("pretrain", "--unknown"), "No such option: --unknown"),
+        (("embed", "model", "texts.txt"), "several processes (torchrun) need an input file and"),
         (("fill", "model", "[MASK]"), "`fill` runs in one process, but torchrun has started 2"),
     ],
 )

@@ -377,3 +377,12 @@ def test_hub_id_is_pinned_to_its_commit(
     assert directory.is_absolute()
     assert directory.name == commit_hash(hub.repos[REPO_ID]["main"])
     assert pin_model_path(tmp_path / "m") == (tmp_path / "m").resolve()
+
+
+def test_model_with_only_a_next_sentence_head_is_not_exported(tmp_path: Path) -> None:
+    """The error says what to do instead."""
+    model = make_transformers_model("BertForNextSentencePrediction")
+    write_model_directory(model, tmp_path / "old", "safetensors")
+    with pytest.raises(ModelError, match="cannot be exported; fine-tune it"):
+        write_huggingface(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

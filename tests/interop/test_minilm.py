@@ -52,11 +52,13 @@ def test_vectors_equal_those_of_sentence_transformers(
     tmp_path: Path, minilm: Path, sentences: list[str]
 ) -> None:
     """The original and the exported model give sentence-transformers' vectors within 1e-5."""
-    expected = SentenceTransformer(str(minilm), device="cpu").encode(sentences)
-    np.testing.assert_allclose(embed(minilm, sentences), expected, rtol=0, atol=1e-5)
+    # The last ones are longer than the maximum length.
+    sample = sentences[:200] + sentences[-3:]
+    expected = SentenceTransformer(str(minilm), device="cpu").encode(sample)
+    np.testing.assert_allclose(embed(minilm, sample), expected, rtol=0, atol=1e-5)
     write_sentence_transformers(minilm, tmp_path / "exported")
-    vectors = SentenceTransformer(str(tmp_path / "exported"), device="cpu").encode(sentences[::20])
-    np.testing.assert_allclose(vectors, expected[::20], rtol=0, atol=1e-5)
+    vectors = SentenceTransformer(str(tmp_path / "exported"), device="cpu").encode(sample[::10])
+    np.testing.assert_allclose(vectors, expected[::10], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -297,25 +297,25 @@ def test_hash_covers_all_modules(tmp_path: Path, pretrained_dir: Path) -> None:
     assert hash_model_files(model) == hashes[1]
 
 
-@pytest.mark.parametrize("nsp", [True, False])
-def test_exported_directory_loads_without_warnings(
-    tmp_path: Path, tokenizer: Tokenizer, nsp: bool
-) -> None:
+def test_exported_directory_loads_without_warnings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Exports load without warnings in sentence-transformers, and with pooler in AutoModel."""
-    config = make_config(tokenizer, nsp=nsp, positions="sinusoidal")
-    save(tmp_path / "m", randomize_weights(BertForPreTraining(config)), tokenizer, {})
-    notes = write_sentence_transformers(tmp_path / "m", tmp_path / "o")
-    assert len(notes) == (0 if nsp else 1)
-    assert ("pooler.dense.weight" in load_file(tmp_path / "o" / "model.safetensors")) == nsp
+    for nsp in (True, False):
+        config = make_config(tokenizer, nsp=nsp, positions="sinusoidal")
+        model, out = tmp_path / f"m-{nsp}", tmp_path / f"o-{nsp}"
+        save(model, randomize_weights(BertForPreTraining(config)), tokenizer, {})
+        notes = write_sentence_transformers(model, out)
+        assert len(notes) == (0 if nsp else 1)
+        assert ("pooler.dense.weight" in load_file(out / "model.safetensors")) == nsp
     code = (
         "import sys, warnings; warnings.simplefilter('error')\n"
         "from sentence_transformers import SentenceTransformer\n"
         "from transformers import AutoModel\n"
-        "SentenceTransformer(sys.argv[1], device='cpu').encode(['iron'])\n"
-        "if sys.argv[2] == 'True': AutoModel.from_pretrained(sys.argv[1])\n"
+        "for path in sys.argv[1:]: SentenceTransformer(path, device='cpu').encode(['iron'])\n"
+        "AutoModel.from_pretrained(sys.argv[1])\n"
     )
+    folders = [str(tmp_path / name) for name in ("o-True", "o-False")]
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "o"), str(nsp)],
+        [sys.executable, "-W", "ignore", "-c", code, *folders],
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith import memory
 from bertsmith.bundle import weights
 from bertsmith.errors import ModelError, RunError
 from bertsmith.memory import get_total_memory_bytes
@@ -69,3 +70,18 @@ def test_model_larger_than_the_memory_is_rejected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(weights, "get_total_memory_bytes", lambda: 1000)
     with pytest.raises(ModelError, match="this model needs"):
         weights.allocate_on_cpu(model, Path("model"))
+
+
+def test_limits_of_a_container_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is that of the container, with as much swap as it may use."""
+    limit, swap_limit = tmp_path / "memory.max", tmp_path / "memory.swap.max"
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1 kB\nSwapTotal: 64 kB\n")
+    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (limit,))
+    monkeypatch.setattr(memory, "_CGROUP_SWAP_LIMIT", swap_limit)
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    limit.write_text("1000\n")
+    assert get_total_memory_bytes() == 1000 + 64 * 1024
+    for text, swap in (("max", 64 * 1024), ("500", 500), ("0", 0)):
+        swap_limit.write_text(f"{text}\n")
+        assert get_total_memory_bytes() == 1000 + swap

@@ -205,6 +205,8 @@ def test_server_process_uses_tls_and_a_root_path(model_dirs: dict[str, Path]) ->
         assert client.post("/embed", json={"inputs": "a"}).status_code == 200
         schema = client.get("/openapi.json").json()
         assert schema["servers"] == [{"url": f"{url}/bert"}]
+        # Otherwise the server would wait for the client's answer to the end of the connection.
+        client.close()
         assert server.stop() == 0
 
 

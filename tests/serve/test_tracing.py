@@ -143,14 +143,10 @@ def test_close_does_not_wait_for_an_unreachable_collector() -> None:
     resume.set()
 
 
-@pytest.mark.parametrize("options", [(), ("--workers", "2")])
-def test_invalid_variable_is_a_user_error(
-    model_dirs: dict[str, Path], options: tuple[str, ...]
-) -> None:
-    """The command exits with 2 and names the variables, also with several processes."""
+def test_invalid_variable_is_a_user_error(model_dirs: dict[str, Path]) -> None:
+    """The command exits with 2 and names the variables."""
     completed = subprocess.run(
-        [sys.executable, "-m", "bertsmith", "serve", str(model_dirs["plain"]), "--port", "0",
-         *options],
+        [sys.executable, "-m", "bertsmith", "serve", str(model_dirs["plain"]), "--port", "0"],
         env={**os.environ, "OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_SCHEDULE_DELAY": "-1"},
         capture_output=True, text=True, timeout=2 * TIMEOUT, check=False,
     )  # fmt: skip

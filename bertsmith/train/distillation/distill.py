@@ -44,7 +44,7 @@ from bertsmith.train.engine.run_directory import (
     check_run_directory,
     lock_run,
 )
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.threads import restore_torch_settings
 
 
 class Distillation(Protocol):
@@ -124,7 +124,7 @@ def distill(
     distillation = load_distillation(settings)
     settings = distillation.settings
     run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(settings.run.threads):
+    with lock_run(run), restore_torch_settings(settings.run.threads):
         stored_settings, finished_result = open_run(
             run, settings, overrides, progress, lambda settings: settings.distill
         )

@@ -11,7 +11,7 @@ from bertsmith.settings import Settings
 from bertsmith.train.engine.data_files import SettingsType
 from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
 from bertsmith.train.engine.run_directory import check_run_directory, create_and_lock_run
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.threads import restore_torch_settings
 
 Inputs = TypeVar("Inputs")
 Inputs_contra = TypeVar("Inputs_contra", contravariant=True)
@@ -73,7 +73,7 @@ def start_run(
         run_settings: Any = settings
         with (
             create_and_lock_run(run, is_main=processes.is_main),
-            restore_num_threads(run_settings.run.threads),
+            restore_torch_settings(run_settings.run.threads),
         ):
             stored_settings, finished_result = processes.run_on_main(
                 lambda: open_run(run, settings, overrides, progress, attrgetter(table))

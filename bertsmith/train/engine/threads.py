@@ -52,14 +52,24 @@ class ThreadChoice:
 
 
 @contextmanager
-def restore_num_threads(threads: int | None) -> Iterator[None]:
-    """Restore PyTorch's number of threads on exit, if the setting ``threads`` is None."""
-    previous = torch.get_num_threads()
+def restore_torch_settings(threads: int | None) -> Iterator[None]:
+    """Restore PyTorch's settings for the whole process on exit, see ``configure_determinism``.
+
+    The number of threads is restored only if the setting ``threads`` is None.
+    """
+    num_threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills_memory = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     try:
         yield
     finally:
         if threads is None:
-            torch.set_num_threads(previous)
+            torch.set_num_threads(num_threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=is_warning)
+        torch.utils.deterministic.fill_uninitialized_memory = fills_memory  # type: ignore[attr-defined]
 
 
 def is_machine_busy(load: CpuLoad) -> bool:

@@ -15,8 +15,13 @@ def select_for_device(settings: PretrainSettings, machine: Machine) -> RunSettin
         is_compiled = device.can_compile_fast(machine)
     micro_batch_tokens = run.micro_batch_tokens
     if micro_batch_tokens is None:
+        data = settings.data
+        is_causal = data.objective == "left-to-right" or bool(settings.schedule.causal_fraction)
         micro_batch_tokens = device.choose_micro_batch_tokens(
-            machine, settings.model, DEFAULT_MICRO_BATCH_TOKENS
+            machine,
+            settings.model,
+            DEFAULT_MICRO_BATCH_TOKENS,
+            predictions_per_token=1.0 if is_causal else data.masking_rate,
         )
     return run.model_copy(update={"compile": is_compiled, "micro_batch_tokens": micro_batch_tokens})
 

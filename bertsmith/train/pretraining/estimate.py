@@ -9,7 +9,7 @@ from bertsmith.model.bert import count_parameters
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.process_group import join_process_group
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.threads import restore_torch_settings
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.pretrain import (
     resolve_arguments,
@@ -46,7 +46,7 @@ def estimate_run(
         )
         if processes.is_main:
             store.verify(progress)
-        with restore_num_threads(settings.run.threads):
+        with restore_torch_settings(settings.run.threads):
             settings = resolve_thread_count(settings, store, progress)
             session = Session(settings, store, processes)
             return processes.broadcast(_estimate(session))

@@ -43,7 +43,7 @@ from bertsmith.train.engine.threads import (
     MAX_CHOICE_SECONDS,
     MAX_CHOICE_SHARE,
     is_machine_busy,
-    restore_num_threads,
+    restore_torch_settings,
 )
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
@@ -130,7 +130,7 @@ def _pretrain(
         import_summary_writer()
     with (
         create_and_lock_run(run, is_main=processes.is_main),
-        restore_num_threads(settings.run.threads),
+        restore_torch_settings(settings.run.threads),
     ):
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())

@@ -22,6 +22,7 @@ from bertsmith.train.engine.threads import (
     count_free_cores,
     is_machine_busy,
     list_candidate_thread_counts,
+    restore_torch_settings,
 )
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining.session import Session
@@ -217,3 +218,24 @@ def test_fine_tuning_leaves_busy_cores_free(
     monkeypatch.setattr(device, "measure_cpu_load", _fail_if_called)
     (tmp_path / "run" / "model").rename(tmp_path / "model")
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)
+
+
+def test_settings_of_the_process_are_restored() -> None:
+    """Training does not change determinism, precision and threads for the caller."""
+
+    def read_settings() -> tuple[object, ...]:
+        return (
+            torch.get_num_threads(), torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        )  # fmt: skip
+
+    with restore_torch_settings(None):
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("medium")
+        before = read_settings()
+        with restore_torch_settings(None):
+            device.configure_determinism(is_cuda=False)
+            torch.set_num_threads(before[0] + 1)  # type: ignore[operator]
+            assert read_settings() != before
+        assert read_settings() == before

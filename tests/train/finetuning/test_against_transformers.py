@@ -72,7 +72,7 @@ def test_weights_equal_those_of_the_trainer(
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def finetune_with_lr(lr: float) -> Any:
+    def finetune_with_lr(lr: float, steps: int) -> Any:
         values = {
             "task": {
                 "kind": kind,
@@ -80,8 +80,8 @@ def test_weights_equal_those_of_the_trainer(
                 "validation_files": {"dev": str(data)},
             },
             "optim": {"lr": lr},
-            "schedule": {"steps": STEPS},
-            "run": {"threads": 1, "precision": "fp32"},
+            "schedule": {"steps": steps},
+            "run": {"threads": 1, "precision": "fp32", "eval_strategy": "end"},
         }
         result = finetune(
             "classify", tmp_path / "start", tmp_path / str(lr), data=data, values=values
@@ -89,8 +89,8 @@ def test_weights_equal_those_of_the_trainer(
         assert result.model is not None
         return transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
 
-    initial_model = finetune_with_lr(1e-30)
-    bertsmith_model = finetune_with_lr(LEARNING_RATE)
+    initial_model = finetune_with_lr(1e-30, 1)
+    bertsmith_model = finetune_with_lr(LEARNING_RATE, STEPS)
     tokenizer_path = tmp_path / str(LEARNING_RATE) / "model"
     initial = {name: weight.clone() for name, weight in initial_model.named_parameters()}
     expected = train_with_transformers(initial_model, tokenizer_path, rows, tmp_path / "trainer")

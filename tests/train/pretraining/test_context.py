@@ -13,8 +13,8 @@ from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 
-#: Minimum size of the corpus, which is enough for 900 steps.
-NUM_CHARACTERS = 900_000
+#: Minimum size of the corpus, which is enough for 400 steps.
+NUM_CHARACTERS = 400_000
 SETTINGS = {
     "model.layers": 2,
     "model.width": 64,
@@ -29,8 +29,8 @@ SETTINGS = {
     "run.device": "cpu",
     "run.threads": 1,
     "run.max_eval_sequences": 256,
-    "run.eval_every": 450,
-    "checkpoint.steps": 450,
+    "run.eval_every": 200,
+    "checkpoint.steps": 400,
 }
 
 
@@ -60,7 +60,7 @@ def test_loss_falls_below_the_unigram_entropy(store: Path, tmp_path: Path) -> No
     The unigram entropy is the lowest loss of a model that knows only the token frequencies.
     """
     options = [f"{key}={value}" for key, value in SETTINGS.items()]
-    result = pretrain(store, tmp_path / "run", steps=900, assignments=options)
+    result = pretrain(store, tmp_path / "run", steps=400, assignments=options)
     assert result.outcome.signal is None
     heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
     assert heldout[-1]["mlm_loss"] < heldout[-1]["unigram_entropy"] - 0.15

@@ -135,7 +135,7 @@ def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Pat
     """
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     changes = {"schedule__causal_fraction": 0.35}
-    _run_to_end(_build_pretrain_command(store, uninterrupted, **changes), None)
+    pretrain(store, uninterrupted, steps=STEPS, assignments=_list_options(**changes))
     command = _build_pretrain_command(store, killed, **changes)
     for step in (2, 7, 12):
         _run_until_killed(command, killed, step, None)
@@ -175,7 +175,8 @@ def test_run_killed_in_an_asynchronous_write_has_identical_content(
 def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
     """With torch.compile, a killed and resumed run also ends with the bytes of an unkilled run.
 
-    The first steps have an attention bias, so that there are two graphs.
+    The first steps have an attention bias, so that there are two graphs. The losses are those of
+    eager mode.
     """
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
@@ -191,6 +192,13 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
     _run_until_killed(command, killed, 8, cache)
     _run_to_end(command, cache)
     _assert_same_content(uninterrupted, killed)
+    eager = _list_options(**options | {"run__compile": "false"})
+    pretrain(store, tmp_path / "eager", steps=STEPS, assignments=eager)
+    losses, eager_losses = (
+        [line["loss"] for line in read_metrics(run) if line["kind"] == "train"]
+        for run in (uninterrupted, tmp_path / "eager")
+    )
+    assert losses == pytest.approx(eager_losses, rel=1e-4)
 
 
 def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:

@@ -172,6 +172,10 @@ def test_gpus_have_compiled_models_with_static_shapes(
     for model, num_tokens in ((settings.model, 131072), (base, 65536)):
         run = select_for_device(settings.model_copy(update={"model": model}), gpu)
         assert (run.compile, run.micro_batch_tokens) == (True, num_tokens)
+    # The logits of many words need memory too.
+    words = settings.model.model_copy(update={"vocab_size": 500_000})
+    run = select_for_device(settings.model_copy(update={"model": words}), gpu)
+    assert run.micro_batch_tokens == 65536
     total_memory.total_memory = 2**30
     assert select_for_device(settings.model_copy(update={"model": base}), gpu) == run.model_copy(
         update={"micro_batch_tokens": 16384}
