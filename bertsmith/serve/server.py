@@ -32,6 +32,8 @@ from bertsmith.serve.terminal import has_terminal
 #: model thread waits longer for the GIL than a matrix multiplication takes.
 _SWITCH_INTERVAL_SECONDS = 0.0005
 _MAX_OPEN_FILES = 65_536
+#: Seconds that a client has to answer the end of a TLS connection when the server stops.
+_TLS_CLOSE_SECONDS = 0.5
 
 
 def serve_until_signal(
@@ -185,7 +187,9 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening and finish running requests; cancel them after a second Ctrl-C."""
         self._control.is_draining = True
+        closing = asyncio.create_task(self._end_closed_connections())
         await super().shutdown(sockets)
+        closing.cancel()
         if self.force_exit:
             # After a second Ctrl-C, uvicorn would leave the requests and the app to be cancelled
             # with the event loop, which logs tracebacks.
@@ -195,6 +199,18 @@ class _Server(uvicorn.Server):
             await self.lifespan.shutdown()
         # uvicorn would raise the captured signals again, and the exit status would be a failure.
         self._captured_signals.clear()
+
+    async def _end_closed_connections(self) -> None:
+        """End connections whose clients do not answer the end of TLS, as idle clients do.
+
+        asyncio would wait for the answer for 30 seconds, and the server with it.
+        """
+        while True:
+            await asyncio.sleep(_TLS_CLOSE_SECONDS)
+            for connection in list(self.server_state.connections):
+                transport: Any = connection.transport
+                if transport.is_closing() and not transport.get_write_buffer_size():
+                    transport.abort()
 
     def _handle_hangup(self, sig: int, frame: FrameType | None) -> None:
         """Reload on SIGHUP; stop if the signal says that the server's terminal was closed."""
