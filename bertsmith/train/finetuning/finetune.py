@@ -1,5 +1,6 @@
 """Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from bertsmith.bundle import (
 from bertsmith.errors import SettingsError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import Progress
-from bertsmith.runtime import device
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
@@ -134,18 +134,30 @@ def _train(
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, head, data = inputs
-    max_seqlen = settings.task.max_seqlen or settings.model.max_positions
+    train, heldout = _encode_data(settings, bundle, head, data)
+    mean_tokens = math.ceil(sum(map(train.count_tokens, range(len(train)))) / max(len(train), 1))
     machine = resolve_run_machine(
         settings.run,
         settings.model,
-        min(settings.task.batch_size, len(data.train)) * max_seqlen,
+        min(settings.task.batch_size, len(train)) * mean_tokens,
         progress,
         processes=processes,
         is_encoder_frozen=settings.features is not None and settings.features.frozen,
     )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
-    objective = _build_objective(settings, bundle, head, data, machine)
+    objective = FinetuningObjective(
+        model,
+        head,
+        settings.task,
+        train,
+        heldout,
+        machine,
+        micro_batch_tokens=settings.run.micro_batch_tokens,
+        seed=settings.run.seed,
+        class_weights=_compute_class_weights(settings.task, head, train),
+        is_compiled=settings.run.is_compiled(machine.device.type),
+    )
     _freeze_layers(bundle, settings.run.num_frozen_layers)
     log_run_summary(progress, run, settings.task, bundle, data, machine)
 
@@ -174,14 +186,10 @@ def _train(
     )
 
 
-def _build_objective(
-    settings: FinetuneSettings,
-    bundle: FineTunedBundle,
-    head: HeadConfig,
-    data: TaskData,
-    machine: device.Machine,
-) -> FinetuningObjective:
-    """Encode the examples, and return the objective of the training loop.
+def _encode_data(
+    settings: FinetuneSettings, bundle: FineTunedBundle, head: HeadConfig, data: TaskData
+) -> tuple[ModelInputs, dict[str, HeldoutSet]]:
+    """Encode the training examples, and the held-out sets by name.
 
     Sets ``num_without_target`` in the counts of the training file.
     """
@@ -199,18 +207,7 @@ def _build_objective(
         name: HeldoutSet(examples, encode(name, examples))
         for name, examples in data.heldout.items()
     }
-    return FinetuningObjective(
-        bundle.model,
-        head,
-        task,
-        train,
-        heldout,
-        machine,
-        micro_batch_tokens=settings.run.micro_batch_tokens,
-        seed=settings.run.seed,
-        class_weights=_compute_class_weights(task, head, train),
-        is_compiled=settings.run.is_compiled(machine.device.type),
-    )
+    return train, heldout
 
 
 def _compute_class_weights(

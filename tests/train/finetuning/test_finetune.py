@@ -17,6 +17,7 @@ from bertsmith import bundle
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.model.packed import pack_sequences
+from bertsmith.runtime import device
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classification import compute_losses
 from bertsmith.tasks.inputs import TaskMicroBatch
@@ -298,6 +299,18 @@ def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> N
     )
     with pytest.raises(RunError, match=r"task\.pair_column: 'b' in the run, None now"):
         finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
+
+
+def test_memory_is_estimated_for_the_lengths_of_the_texts(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate for a batch has the mean length of the texts instead of the maximum length."""
+    batch_tokens: list[int] = []
+    monkeypatch.setattr(device, "check_memory", lambda *values: batch_tokens.append(values[2]))
+    # Each text has 2 to 10 words, [CLS] and [SEP].
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    finetune_table(start_model, tmp_path / "run", data, "single", schedule={"steps": 1})
+    assert 8 * 4 < batch_tokens[0] < 8 * 12
 
 
 def test_subset_settings_need_a_size(start_model: Path, tmp_path: Path) -> None:
