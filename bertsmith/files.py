@@ -33,7 +33,10 @@ def check_new_directory(path: Path) -> None:
 
 
 def check_directory_name(path: Path) -> None:
-    """Raise InputError for ``.`` or a mount point, which ``atomic_directory`` cannot replace."""
+    """Raise InputError for a directory that ``atomic_directory`` cannot replace or create.
+
+    This is ``.``, a mount point, or a directory whose parent is a file or not writable.
+    """
     if path.name in ("", ".."):
         raise InputError(f"{path}: not the name of a new folder; choose a name, such as my-model")
     if path.resolve().is_mount():
@@ -41,6 +44,10 @@ def check_directory_name(path: Path) -> None:
             f"{path}: a mount point, which cannot be replaced by a new folder; choose a folder in "
             f"it, such as {path / 'my-model'}"
         )
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        problem = "this folder is not writable" if parent.is_dir() else "this is a file"
+        raise InputError(f"{path}: cannot be created: {parent}: {problem}; choose another folder")
 
 
 def name_paths(paths: Sequence[Path]) -> list[str]:

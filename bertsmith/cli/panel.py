@@ -147,6 +147,12 @@ def _select_tasks(
                 "--minimal-pairs FILE"
             )
     selected = select_tasks(names, has_text=text is not None, has_minimal_pairs=bool(minimal_pairs))
+    for option, name in (("--text", "held-out"), ("--minimal-pairs", "minimal-pairs")):
+        if inputs[name] and name not in [task.name for task in selected]:
+            raise SettingsError(
+                f"{option}: no effect, because --tasks does not contain {name}; add it or remove "
+                f"{option}"
+            )
     if tasks is not None or data is None:
         return selected
     selected, missing = split_by_data(selected, data)

@@ -103,15 +103,14 @@ def learn(
         coverage=coverage,
     )
     reading_options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
-    # The folder is created first, so that an error is found before the work.
+    with corpus_options.terminal_progress() as progress:
+        learned = vocabulary.learn_vocabulary(
+            corpus_options.find_sources(corpus), reading_options, options, progress
+        )
+    # Another process may have written a vocabulary in the meantime.
+    _check_overwrite(out, force)
     with atomic_directory(out) as directory:
-        with corpus_options.terminal_progress() as progress:
-            learned = vocabulary.learn_vocabulary(
-                corpus_options.find_sources(corpus), reading_options, options, progress
-            )
         learned.tokenizer.save(directory)
-        # Another process may have written a vocabulary in the meantime.
-        _check_overwrite(out, force)
     if as_json:
         print_json(learned.to_json() | {"out": str(out)})
     sources = corpus_options.format_corpus(corpus, reading_options)

@@ -29,12 +29,21 @@ def _run_as_process(
     return run_cli(*arguments)
 
 
+def test_embed_in_several_processes_needs_files(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """Several processes cannot write to standard output."""
+    (tmp_path / "texts.txt").write_text("a text\n")
+    completed = _run_as_process(0, run_cli, monkeypatch, "embed", model, tmp_path / "texts.txt")
+    assert completed.status == 2
+    assert "several processes (torchrun) need an input file and --out" in completed.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("pretrain", "--data", "nowhere", "--out", "run"), "nowhere"),
         (("pretrain", "--unknown"), "No such option: --unknown"),
-        (("embed", "model", "texts.txt"), "several processes (torchrun) need an input file and"),
         (("fill", "model", "[MASK]"), "`fill` runs in one process, but torchrun has started 2"),
     ],
 )

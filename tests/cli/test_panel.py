@@ -89,6 +89,7 @@ def test_probe_is_left_out_without_scikit_learn(
         ((), "nothing to compare the models on: add --data FOLDER, --text FILE or"),
         (("--tasks", "sst2"), "--tasks: unknown task 'sst2'; expected: english"),
         (("--tasks", "rte"), "rte needs labeled data, but --data is missing; pass --data FOLDER"),
+        (("--tasks", "rte", "--text", "t.txt"), "--text: no effect, because --tasks does not"),
         (("--tasks", "rte", "--lr", "0"), "--lr is 0; give a finite number above 0"),
         (("--tasks", "rte", "--lr", "nan"), "--lr is nan; give a finite number above 0"),
         (("--tasks", "rte", "--lr", "inf"), "--lr is inf; give a finite number above 0"),

@@ -300,6 +300,21 @@ def test_pickled_weights_of_dense_modules_are_downloaded(hub: FakeHub, tmp_path:
     assert (directory / "2_Dense" / "pytorch_model.bin").read_bytes() == b"weights"
 
 
+#: Program that runs several commands, given as JSON, and prints END after each.
+COMMANDS_PROGRAM = """
+import json, sys
+from bertsmith.cli.main import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["bertsmith", *arguments]
+    try:
+        main()
+    except SystemExit as error:
+        assert not error.code, arguments
+    print("END", flush=True)
+"""
+
+
 def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
     """fill, prepare and push use HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE."""
     hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
@@ -310,9 +325,10 @@ def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
         "HF_TOKEN": "secret",
     }
 
-    def run_command(*arguments: str, offline: str = "0") -> subprocess.CompletedProcess[str]:
+    def run_commands(*commands: list[str], offline: str) -> tuple[list[str], str]:
+        """Run commands in one process; return the output of each, and standard error of all."""
         process = subprocess.run(
-            [sys.executable, "-m", "bertsmith", *arguments],
+            [sys.executable, "-c", COMMANDS_PROGRAM, json.dumps(commands)],
             capture_output=True,
             text=True,
             check=False,
@@ -321,20 +337,21 @@ def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
             env=environment | {"HF_HUB_OFFLINE": offline},
         )
         assert process.returncode == 0, process.stderr
-        return process
+        return process.stdout.split("END\n")[:-1], process.stderr
 
-    online_output = run_command("fill", REPO_ID, "word3 [MASK]").stdout
+    fill = ["fill", REPO_ID, "word3 [MASK]"]
+    push = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
+    (filled, pushed), errors = run_commands(fill, push, offline="0")
+    assert json.loads(pushed)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
+    assert "next: bertsmith fill acme/again" in errors
+    assert hub.private == {REPO_ID, "acme/again"}
     num_requests = len(hub.requests)
     assert num_requests > 0
-    assert run_command("fill", REPO_ID, "word3 [MASK]", offline="1").stdout == online_output
-    assert len(hub.requests) == num_requests
     (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
-    options = ("--tokenizer", REPO_ID, "--out", "s", "--workers", "1")
-    run_command("prepare", "text.jsonl", *options, offline="1")
-    pushed = run_command("push", str(tmp_path / "m"), "acme/again", "--private", "--json")
-    assert json.loads(pushed.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
-    assert "next: bertsmith fill acme/again" in pushed.stderr
-    assert hub.private == {REPO_ID, "acme/again"}
+    prepare = ["prepare", "text.jsonl", "--tokenizer", REPO_ID, "--out", "s", "--workers", "1"]
+    (filled_offline, _), _ = run_commands(fill, prepare, offline="1")
+    assert filled_offline == filled
+    assert len(hub.requests) == num_requests
 
 
 def test_hub_client_is_imported_only_for_hub_ids(tmp_path: Path) -> None:

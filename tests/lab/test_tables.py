@@ -82,8 +82,8 @@ def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> 
     constant_layers = [[0.3] * 5, [None] * 5]
     factory = StageFactory(SCALES["smoke"], Sources(), tmp_path)
     results: Results = {
-        ("similarity", 0): {"spearman": layers},
-        ("similarity", 1): {"spearman": constant_layers},
+        ("similarity", 0): {"spearman": layers, "num_pairs": 9},
+        ("similarity", 1): {"spearman": constant_layers, "num_pairs": 9},
         ("map", 0): None,
     }
     report = EXPERIMENTS["pooling"].build_report(factory, results)

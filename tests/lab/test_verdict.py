@@ -274,7 +274,8 @@ def test_equal_positions_need_models_that_use_word_order(
 def test_external_model_needs_one_measurement(tmp_path: Path) -> None:
     """A measurement of a published model has no seeds; that of a trained model needs three."""
     correlations = [[0.1] * 5, [0.5] * 5, [0.4] * 5]
-    results: dict[Any, Any] = {("similarity", 0): {"spearman": correlations}, ("map", 0): None}
+    similarity = {"spearman": correlations, "num_pairs": 9}
+    results: dict[Any, Any] = {("similarity", 0): similarity, ("map", 0): None}
     external = StageFactory(SCALES["small"], Sources(model="a"), tmp_path)
     claims = EXPERIMENTS["pooling"].build_report(external, results).claims
     assert decide_verdict(claims) == "reproduced"
@@ -285,7 +286,8 @@ def test_external_model_needs_one_measurement(tmp_path: Path) -> None:
 def test_learned_context_is_needed(tmp_path: Path) -> None:
     """Layers that are no better than the embeddings decide no claim about layers."""
     correlations = [[0.6] * 5, [0.5] * 5, [0.4] * 5]
-    results: dict[Any, Any] = {("similarity", 0): {"spearman": correlations}, ("map", 0): None}
+    similarity = {"spearman": correlations, "num_pairs": 9}
+    results: dict[Any, Any] = {("similarity", 0): similarity, ("map", 0): None}
     external = StageFactory(SCALES["small"], Sources(model="a"), tmp_path)
     claims = EXPERIMENTS["pooling"].build_report(external, results).claims
     assert decide_verdict(claims) == "inconclusive"

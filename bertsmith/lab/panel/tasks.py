@@ -172,8 +172,7 @@ def select_tasks(
         has_minimal_pairs: Whether the user has specified minimal pairs.
 
     Raises:
-        SettingsError: A name is unknown, no task is selected, or the user has specified a held-out
-            text or minimal pairs that no task uses.
+        SettingsError: A name is unknown, or no task is selected.
     """
     selected = set()
     for name in names:
@@ -189,15 +188,6 @@ def select_tasks(
             )
     if not selected:
         raise SettingsError("--tasks: no task; name at least one, such as sst-2-1k")
-    for option, task_name, is_given in (
-        ("--text", "held-out", has_text),
-        ("--minimal-pairs", "minimal-pairs", has_minimal_pairs),
-    ):
-        if is_given and task_name not in selected:
-            raise SettingsError(
-                f"{option}: no effect, because --tasks does not contain {task_name}; add it or "
-                f"remove {option}"
-            )
     return [task for task in _TASKS if task.name in selected]
 
 

@@ -253,8 +253,6 @@ def test_groups_stand_for_their_tasks() -> None:
     assert [task.name for task in korean] == ["held-out", "nsmc", "korsts", "klue-ner"]
     with pytest.raises(SettingsError, match="unknown task 'sst2'; expected: english, korean, glue"):
         select_tasks(["sst2"], has_text=False, has_minimal_pairs=False)
-    with pytest.raises(SettingsError, match="--text: no effect, because --tasks does not contain"):
-        select_tasks(["sst-2-1k"], has_text=True, has_minimal_pairs=False)
 
 
 def test_missing_data_is_an_error_that_names_the_files(
