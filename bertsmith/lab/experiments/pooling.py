@@ -170,10 +170,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             f"Spearman correlation of cosine and human similarity on the first {num_pairs:,} pairs "
             "of STS-B's validation set, without fine-tuning"
         )
+        neighbor_column = (
+            f"nearest neighbor has the same label ({_MAP_SENTENCES} sentences of SST-2, mean "
+            "pooling, seed 0)"
+        )
         columns = [
             _LAYER_LABEL,
             *POOLINGS,
-            f"nearest of {_MAP_SENTENCES} sentences has the same label (SST-2, mean, seed 0)",
+            neighbor_column,
         ]
         if senses:
             columns.append(_SENSES_COLUMN)
