@@ -178,7 +178,7 @@ def test_relevance_of_a_reranker_replaces_the_similarity(
         return [RankedDocument(i, len(text) / 100, text, False) for i, text in enumerate(texts)]
 
     monkeypatch.setattr(mining, "rank_documents", rank_by_length)
-    monkeypatch.setattr(mining, "resolve_reranker", lambda *_: FineTunedBundle)
+    monkeypatch.setattr(mining, "resolve_reranker", lambda *_, **__: FineTunedBundle)
     mine_negatives(
         index, pairs, tmp_path / "out.jsonl", reranker="reranker",
         settings=MiningSettings(candidates=len(LINES), num_negatives=9, relative_margin=0.1),

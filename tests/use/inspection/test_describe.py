@@ -184,6 +184,7 @@ def test_artifacts_are_identified(unfinished_run: Path, model_dir: Path, tmp_pat
         folder.mkdir()
         (folder / name).write_text("")
     (tmp_path / "unfinished" / "parts").mkdir(parents=True)
+    (tmp_path / "unfinished" / "parts" / "plan.json").touch()
     settings_file = unfinished_run / run_directory.SETTINGS_FILE
     # A released model has the settings of its run.
     released = shutil.copytree(model_dir, tmp_path / "released")
