@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import tarfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # interrupt a process would then wait forever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# absl, which libraries in tests import, logs to the stderr of its import, and closes that stream
+# when uvicorn configures logging. It must not be the stream in which pytest captures output.
+if find_spec("absl") is not None:
+    from absl import logging as absl_logging
+
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
