@@ -174,11 +174,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             f"nearest neighbor has the same label ({_MAP_SENTENCES} sentences of SST-2, mean "
             "pooling, seed 0)"
         )
-        columns = [
-            _LAYER_LABEL,
-            *POOLINGS,
-            neighbor_column,
-        ]
+        columns = [_LAYER_LABEL, *POOLINGS, neighbor_column]
         if senses:
             columns.append(_SENSES_COLUMN)
         tables.append(Table(title, columns, rows))
@@ -190,6 +186,11 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             title = f"SST-2 sentences, {f'layer {layer}' if layer else 'embeddings'}"
             plot = _make_scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
+    return Report(tables, panels, data, [_build_claim(factory, runs)])
+
+
+def _build_claim(factory: StageFactory, runs: Sequence[NDArray[np.float64] | None]) -> Claim:
+    """Return the claim about the last two layers; ``runs`` has the correlations of each seed."""
     mean_column = list(POOLINGS).index("mean")
     differences = [
         None if run is None else float(run[-2, mean_column] - run[-1, mean_column]) for run in runs
@@ -197,12 +198,11 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     benefits = [
         None if run is None else float(run[-2, mean_column] - run[0, mean_column]) for run in runs
     ]
-    claim = Claim(
+    return Claim(
         "STS-B, mean pooling: the second-to-last layer is better than the last", differences,
         benefits=benefits, no_benefit="no clear gain over the embeddings, which have no context",
         min_seeds=1 if factory.sources.model else MIN_SEEDS,
     )  # fmt: skip
-    return Report(tables, panels, data, [claim])
 
 
 def _format_correlations(
