@@ -55,7 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_loss_falls_below_the_unigram_entropy(store: Path, tmp_path: Path) -> None:
-    """The masked LM loss on held-out text falls 0.15 nats below the unigram entropy of the text.
+    """The masked LM loss on held-out text falls 0.7 nats below the unigram entropy of the text.
 
     The unigram entropy is the lowest loss of a model that knows only the token frequencies.
     """
@@ -63,5 +63,5 @@ def test_loss_falls_below_the_unigram_entropy(store: Path, tmp_path: Path) -> No
     result = pretrain(store, tmp_path / "run", steps=400, assignments=options)
     assert result.outcome.signal is None
     heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
-    assert heldout[-1]["mlm_loss"] < heldout[-1]["unigram_entropy"] - 0.15
+    assert heldout[-1]["mlm_loss"] < heldout[-1]["unigram_entropy"] - 0.7
     assert heldout[-1]["mlm_loss"] < heldout[0]["mlm_loss"]
