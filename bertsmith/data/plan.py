@@ -17,6 +17,8 @@ from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
 
+#: Directory with the shards of an unfinished store, and its plan, a file in this directory.
+PARTS_DIR, PLAN_FILE = "parts", "plan.json"
 #: Characters of text per shard. Building a shard takes a few seconds on one core, and a few
 #: megabytes.
 SHARD_CHARACTERS = 1 << 22

@@ -18,6 +18,8 @@ import numpy as np
 from bertsmith.data.held_out_split import DocumentSizes, HeldOutRule, choose_held_out
 from bertsmith.data.long_sentences import MAX_PIECE_TOKENS, MAX_SENTENCE_TOKENS
 from bertsmith.data.plan import (
+    PARTS_DIR,
+    PLAN_FILE,
     SHARD_CHARACTERS,
     PrepareOptions,
     StorePlan,
@@ -52,9 +54,10 @@ from bertsmith.text.sources import STDIN
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
-#: Directory with the shards of an unfinished store, and other files in this directory.
-PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
-#: Names of these files: the lock, the plan, the shards, and files that are being written.
+#: Locked while a process builds the store, in PARTS_DIR.
+LOCK_FILE = "lock"
+#: Names of the files in PARTS_DIR: the lock, the plan, the shards, and files that are being
+#: written.
 _PART_NAME = re.compile(r"lock|plan\.json|\d{6}-\w+\.npz|\..+\.tmp")
 #: Maximum share of the tokens in sentences that had to be cut. Wikipedia and books have 2 to 4 %;
 #: a text with a larger share than this probably has no sentence ends.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from bertsmith.data.counter_rng import IntArray
-from bertsmith.data.plan import StorePlan
+from bertsmith.data.plan import PARTS_DIR, PLAN_FILE, StorePlan
 from bertsmith.errors import StoreError
 from bertsmith.files import add_error_filename, parse_json, sync, write_json
 from bertsmith.plurals import count_noun
@@ -410,7 +410,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         values = parse_json(file.read_bytes())
     except FileNotFoundError:
-        if (path / "parts" / "plan.json").is_file():
+        if (path / PARTS_DIR / PLAN_FILE).is_file():
             raise StoreError(
                 f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
                 "again to resume it"

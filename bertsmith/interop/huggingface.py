@@ -104,16 +104,16 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     out = Path(out)
     check_new_directory(out)
     bundle = load_model(model)
-    has_heads = [
+    has_mlm_head, has_nsp_head = (
         isinstance(bundle, PretrainedBundle) and bundle.has_head(prefix)
         for prefix in ("mlm.", "nsp.")
-    ]
-    if has_heads == [False, True]:
+    )
+    if has_nsp_head and not has_mlm_head:
         raise ModelError(
             f"{bundle.path}: a model with a next-sentence head but no masked-LM head cannot be "
             "exported; fine-tune it, or export it to sentence-transformers"
         )
-    if isinstance(bundle, PretrainedBundle) and not any(has_heads):
+    if isinstance(bundle, PretrainedBundle) and not has_mlm_head:
         notes = _write_encoder(bundle, out, _DTYPES[dtype])
     else:
         save_model(out, bundle, _DTYPES[dtype])

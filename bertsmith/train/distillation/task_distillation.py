@@ -36,7 +36,7 @@ from bertsmith.train.distillation.settings import DistillRunSettings, DistillSet
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
 from bertsmith.train.distillation.teacher_cache import cache_outputs
 from bertsmith.train.engine.provenance import remove_directories
-from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
+from bertsmith.train.finetuning.objective import FinetuningObjective, encode_task_data
 from bertsmith.train.finetuning.task_data import TaskData, read_task_data
 
 #: Kinds of tasks whose teachers can be distilled.
@@ -184,18 +184,8 @@ class TaskDistillation:
         self, run: Path, machine: Machine, progress: Progress
     ) -> "TaskDistillationObjective":
         """Compute or open the teacher's outputs, and return the objective of the training loop."""
-        family = get_family(self.task.kind)
-        head, tokenizer = self.teacher.head, self.teacher.tokenizer
-
-        def encode(name: str, examples: list[Any]) -> ModelInputs:
-            counts = self.counts.get(name, self.counts["train"])
-            return family.encode_examples(examples, tokenizer, head, self.task, counts)
-
-        train = encode("train", self.data.train)
-        heldout = {
-            name: HeldoutSet(examples, encode(name, examples))
-            for name, examples in self.data.heldout.items()
-        }
+        head = self.teacher.head
+        train, heldout = encode_task_data(self.data, self.task, head, self.teacher.tokenizer)
         distill = self.settings.distill
         outputs = None
         if distill.hard_weight < 1:

@@ -20,7 +20,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import Progress
 from bertsmith.runtime.process_group import ProcessGroup
-from bertsmith.tasks.families import get_family, resolve_metrics
+from bertsmith.tasks.families import resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
@@ -40,7 +40,7 @@ from bertsmith.train.engine.run_device import (
 )
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
-from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
+from bertsmith.train.finetuning.objective import FinetuningObjective, encode_task_data
 from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
     check_files_exist,
@@ -134,7 +134,8 @@ def _train(
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, head, data = inputs
-    train, heldout = _encode_data(settings, bundle, head, data)
+    train, heldout = encode_task_data(data, settings.task, head, bundle.tokenizer)
+    data.counts["train"].num_without_target = len(train) - len(train.find_units_with_target())
     mean_tokens = math.ceil(sum(map(train.count_tokens, range(len(train)))) / max(len(train), 1))
     machine = resolve_run_machine(
         settings.run,
@@ -184,30 +185,6 @@ def _train(
         counts=data.counts,
         save_model=save_model,
     )
-
-
-def _encode_data(
-    settings: FinetuneSettings, bundle: FineTunedBundle, head: HeadConfig, data: TaskData
-) -> tuple[ModelInputs, dict[str, HeldoutSet]]:
-    """Encode the training examples, and the held-out sets by name.
-
-    Sets ``num_without_target`` in the counts of the training file.
-    """
-    task = settings.task
-    family = get_family(task.kind)
-
-    def encode(name: str, examples: list[Any]) -> ModelInputs:
-        # Examples held out from the training file are counted as part of that file.
-        counts = data.counts.get(name, data.counts["train"])
-        return family.encode_examples(examples, bundle.tokenizer, head, task, counts)
-
-    train = encode("train", data.train)
-    data.counts["train"].num_without_target = len(train) - len(train.find_units_with_target())
-    heldout = {
-        name: HeldoutSet(examples, encode(name, examples))
-        for name, examples in data.heldout.items()
-    }
-    return train, heldout
 
 
 def _compute_class_weights(

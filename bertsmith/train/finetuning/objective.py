@@ -20,8 +20,10 @@ from bertsmith.tasks.families import get_family
 from bertsmith.tasks.inputs import ModelInputs, TaskMicroBatch
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.batch_split import split_lengths
 from bertsmith.train.engine.heldout_metrics import evaluate_all
+from bertsmith.train.finetuning.task_data import TaskData
 
 #: Number of inputs per batch in the computation of the held-out loss.
 _EVAL_BATCH_SIZE = 64
@@ -233,3 +235,22 @@ class FinetuningObjective:
         )
         loss = loss_sum / num_targets if num_targets else math.nan
         return {"loss": loss, **metrics, "examples": float(len(heldout.examples))}
+
+
+def encode_task_data(
+    data: TaskData, task: TaskSettings, head: HeadConfig, tokenizer: Tokenizer
+) -> tuple[ModelInputs, dict[str, HeldoutSet]]:
+    """Encode the training examples, and the held-out sets by name."""
+    family = get_family(task.kind)
+
+    def encode(name: str, examples: list[Any]) -> ModelInputs:
+        # Examples held out from the training file are counted as part of that file.
+        counts = data.counts.get(name, data.counts["train"])
+        return family.encode_examples(examples, tokenizer, head, task, counts)
+
+    train = encode("train", data.train)
+    heldout = {
+        name: HeldoutSet(examples, encode(name, examples))
+        for name, examples in data.heldout.items()
+    }
+    return train, heldout

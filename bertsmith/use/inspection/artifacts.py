@@ -8,6 +8,7 @@ from typing import Literal
 
 from bertsmith.bundle.directory import WEIGHT_FILES, is_reference_model
 from bertsmith.compatibility import OLD_INDEX_FILES
+from bertsmith.data.plan import PARTS_DIR, PLAN_FILE
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.errors import InputError
 from bertsmith.text.tokenizer_files import TOKENIZER_FILE, VOCAB_FILE
@@ -23,7 +24,7 @@ _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "model": tuple(("config.json", weights) for weights in WEIGHT_FILES),
     "run": (("settings.toml",),),
     # An unfinished store has parts but no manifest. Opening it raises an error that says this.
-    "store": ((MANIFEST_FILE,), ("parts/plan.json",)),
+    "store": ((MANIFEST_FILE,), (f"{PARTS_DIR}/{PLAN_FILE}",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),
