@@ -348,7 +348,10 @@ def group_results(
 
 
 def select_current(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last result of each variant and seed that has the variant's last defaults."""
+    """Return the last result of each variant and seed.
+
+    Results with other defaults or another length than the variant's last result are left out.
+    """
 
     def get_version(result: dict[str, Any]) -> tuple[str | None, list[str]]:
         return result.get("settings_hash"), result["length"]
