@@ -1,5 +1,6 @@
 """Atomic writing of files and directories, locks, JSON, and content hashes."""
 
+import difflib
 import fcntl
 import hashlib
 import json
@@ -70,6 +71,25 @@ def check_new_file(path: Path) -> None:
         raise InputError(f"{path}: this file exists already; choose another name, or remove it")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; create it first")
+
+
+def describe_missing_path(path: Path, kind: str = "file") -> str:
+    """Return an error message for a path that does not exist.
+
+    Args:
+        path: A path that does not exist.
+        kind: What was expected, such as "file or folder".
+
+    Returns:
+        The path, the problem, and the most similar name in its folder or what to check.
+    """
+    if not path.parent.is_dir():
+        return f"{path}: no such {kind}; there is no folder {path.parent}"
+    is_readable = os.access(path.parent, os.R_OK)
+    names = [entry.name for entry in path.parent.iterdir()] if is_readable else []
+    if matches := difflib.get_close_matches(path.name, names, n=1):
+        return f"{path}: no such {kind}; did you mean {path.parent / matches[0]}?"
+    return f"{path}: no such {kind}; check the path (the current folder is {Path.cwd()})"
 
 
 def sync(path: Path) -> None:

@@ -16,6 +16,7 @@ from bertsmith.files import (
     atomic_directory,
     atomic_file,
     check_new_directory,
+    describe_missing_path,
     hold_lock,
     name_paths,
     write_directory_once,
@@ -37,6 +38,21 @@ def test_names_of_paths_are_distinct() -> None:
     assert name_paths([Path("/x/a.csv"), Path("/x/b.csv")]) == ["a.csv", "b.csv"]
     paths = [Path("/x/12/a.csv"), Path("/x/13/a.csv"), Path("/x/12/a.csv")]
     assert name_paths(paths) == ["12/a.csv", "13/a.csv", "12/a.csv"]
+
+
+def test_message_for_a_missing_path_helps_to_correct_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has a missing folder, the most similar name, or the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("reviews.csv").touch()
+    message = "revews.csv: no such file; did you mean reviews.csv?"
+    assert describe_missing_path(Path("revews.csv")) == message
+    message = "x/reviews.csv: no such file; there is no folder x"
+    assert describe_missing_path(Path("x/reviews.csv")) == message
+    message = describe_missing_path(Path("titles.txt"), "file or folder")
+    current_folder = f"check the path (the current folder is {Path.cwd()})"
+    assert message == f"titles.txt: no such file or folder; {current_folder}"
 
 
 @pytest.mark.parametrize("is_directory", [False, True])

@@ -25,6 +25,7 @@ from bertsmith.cli.model_options import (
 from bertsmith.cli.ranking_evaluation import evaluate_reranking, evaluate_vectors
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError, SettingsError
+from bertsmith.files import describe_missing_path
 from bertsmith.settings import load_user_settings
 
 
@@ -240,7 +241,7 @@ def _evaluate_labeled_data(
             "the others"
         )
     if not data.exists():
-        raise InputError(f"{data}: no such file")
+        raise InputError(describe_missing_path(data))
     bundle = load_fine_tuned_model(model, device, fast=fast)
     from bertsmith.use import evaluate as evaluation
 

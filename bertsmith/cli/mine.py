@@ -28,7 +28,7 @@ from bertsmith.cli.model_options import (
 )
 from bertsmith.cli.search import check_index
 from bertsmith.errors import InputError
-from bertsmith.files import check_new_file
+from bertsmith.files import check_new_file, describe_missing_path
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def mine(
     check_device(device)
     check_index(index)
     if not data.is_file():
-        raise InputError(f"{data}: no such file")
+        raise InputError(describe_missing_path(data))
     check_new_file(out)
     from bertsmith.use.mining_settings import MiningSettings
 

@@ -12,6 +12,7 @@ from bertsmith.cli.model_options import (
     resolve_device,
 )
 from bertsmith.errors import InputError
+from bertsmith.files import describe_missing_path
 from bertsmith.plurals import count_noun
 
 
@@ -41,7 +42,7 @@ def evaluate_vectors(
         as_json: Whether to print JSON.
     """
     if not data.exists():
-        raise InputError(f"{data}: no such file or folder")
+        raise InputError(describe_missing_path(data, "file or folder"))
     check_device(device)
     _reject_unused_options(data, columns, reading, split)
     from bertsmith.tasks.embedding_settings import EmbeddingSettings
@@ -101,7 +102,7 @@ def evaluate_reranking(
         as_json: Whether to print JSON.
     """
     if not data.exists():
-        raise InputError(f"{data}: no such file")
+        raise InputError(describe_missing_path(data))
     from bertsmith.tasks.reranking_settings import RerankingSettings
 
     settings = RerankingSettings.parse({"columns": columns, **reading}, "the options")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import TaskError
-from bertsmith.files import write_atomic
+from bertsmith.files import describe_missing_path, write_atomic
 from bertsmith.tasks.public import PUBLIC_TASK_FOLDERS, PUBLIC_TASKS, find_task_folder
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.sources import detect_kind_from_name, find_sources
@@ -46,7 +46,7 @@ class Sources:
                 "FILE_OR_FOLDER (--scale smoke works without text)"
             )
         if not path.exists():
-            raise TaskError(f"{option} {path}: no such file or folder; check the path")
+            raise TaskError(f"{option} {describe_missing_path(path, 'file or folder')}")
         if path.is_file() and not path.stat().st_size:
             raise TaskError(f"{option} {path}: this file is empty; choose a file with text")
         return path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from bertsmith.errors import SettingsError
+from bertsmith.files import describe_missing_path
 from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
@@ -155,7 +156,7 @@ def check_certificate(certificate: Path, private_key: Path) -> None:
     """Raise SettingsError if a TLS certificate and its private key cannot be used."""
     for option, path in (("--ssl-certfile", certificate), ("--ssl-keyfile", private_key)):
         if not path.is_file():
-            raise SettingsError(f"{option} {path}: no such file")
+            raise SettingsError(f"{option} {describe_missing_path(path)}")
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             certificate, private_key, password=""

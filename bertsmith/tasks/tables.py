@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertsmith.errors import MissingExtraError, TaskError
+from bertsmith.files import describe_missing_path
 from bertsmith.plurals import count_noun
 from bertsmith.tasks import delimited, json_rows
 from bertsmith.tasks.delimited import TAB, Dialect
@@ -396,7 +397,7 @@ def _open_parquet(source: TableSource) -> Table:
         else:
             file = ParquetFile(path)
     except FileNotFoundError:
-        raise TaskError(f"{path}: no such file") from None
+        raise TaskError(describe_missing_path(path)) from None
     except (OSError, ArrowInvalid, *DECOMPRESSION_ERRORS) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
     schema = file.schema_arrow

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.files import describe_missing_path
 from bertsmith.text.archives import (
     BUFFER_BYTES,
     DECOMPRESSION_ERRORS,
@@ -117,7 +118,7 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise TaskError(f"{path}: no such file") from None
+        raise TaskError(describe_missing_path(path)) from None
     except DECOMPRESSION_ERRORS as error:
         raise TaskError(f"{path}: a damaged or truncated archive: {error}") from None
     except OSError as error:

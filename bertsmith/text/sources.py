@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.errors import CorpusError
-from bertsmith.files import compute_file_sha256
+from bertsmith.files import compute_file_sha256, describe_missing_path
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES, get_format_suffix
 
@@ -132,9 +132,7 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
     elif glob.has_magic(argument):
         yield from _expand_glob(argument, ignored)
     else:
-        raise CorpusError(
-            f"{argument}: no such file or folder (the current folder is {Path.cwd()})"
-        )
+        raise CorpusError(describe_missing_path(path, "file or folder"))
 
 
 def _make_source(path: Path) -> Source:

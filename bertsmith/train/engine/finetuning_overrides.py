@@ -8,6 +8,7 @@ from bertsmith.bundle.config import read_config
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.files import describe_missing_path
 from bertsmith.settings import SettingsTable, get_table, load_user_settings, merge_settings
 from bertsmith.tasks.text_files import reject_ignored_settings
 
@@ -215,7 +216,7 @@ def check_data_files(settings: SettingsTable, files: Sequence[Path]) -> None:
         raise SettingsError("no training file: give --data FILE")
     for file in files:
         if not file.exists():
-            raise TaskError(f"{file}: no such file")
+            raise TaskError(describe_missing_path(file))
     # Models and folders in BEIR's format have no settings of how they are read.
     tables = [file for file in files if file.is_file()]
     reject_ignored_settings(settings.table, values, tables)

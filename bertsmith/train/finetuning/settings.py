@@ -7,6 +7,7 @@ from typing import Any
 
 from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.files import describe_missing_path
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.settings import (
     Settings,
@@ -268,5 +269,7 @@ def check_files_exist(settings: TaskSettings) -> None:
     public_task = PUBLIC_TASKS.get(settings.name)
     for file in map(Path, (settings.train_file, *settings.validation_files.values())):
         if not file.exists():
-            hint = f"; {public_task.describe_expected_data(settings.name)}" if public_task else ""
-            raise TaskError(f"{file}: no such file{hint}")
+            if public_task is None:
+                raise TaskError(describe_missing_path(file))
+            hint = public_task.describe_expected_data(settings.name)
+            raise TaskError(f"{file}: no such file; {hint}")
