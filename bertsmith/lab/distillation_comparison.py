@@ -191,7 +191,7 @@ def build_baseline_values(settings: DistillRunSettings) -> dict[str, Any]:
             "max_seqlen": distilled.max_seqlen,
             **reading.model_dump(include=names),
         },
-        "model": settings.get_dropout(),
+        "model": settings.model.get_dropout_rates(),
         "optim": settings.optim.model_dump(),
         "schedule": schedule,
         "run": settings.run.model_dump(exclude={"start_from", "world_size"}),

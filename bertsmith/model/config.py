@@ -101,6 +101,10 @@ class ModelConfig(Settings):
                 "(model.segments=1); use a model with two"
             )
 
+    def get_dropout_rates(self) -> dict[str, float]:
+        """Return the fields that training may change without changing the weights."""
+        return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
+
     def macs_per_token(self, length: float) -> int:
         """Return the encoder's multiply-adds for one token of a sequence of ``length`` tokens.
 

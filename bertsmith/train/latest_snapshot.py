@@ -55,9 +55,8 @@ def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
     """Write the embedding model of the checkpoint of ``step`` to the directory ``out``."""
     path = run / SETTINGS_FILE
     settings = EmbeddingRunSettings.parse(read_stored_settings(path), str(path))
-    dropout = {name: getattr(settings.model, name) for name in ("dropout", "attention_dropout")}
     start = Path(settings.run.start_from)
-    embedder = load_start_model(start, settings.embedding, dropout)
+    embedder = load_start_model(start, settings.embedding, settings.model.get_dropout_rates())
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
     info = {"task": "embed", "provenance": dump_settings(settings), **_get_progress(run, step)}
     save_embedder(out, embedder, info)
@@ -77,7 +76,8 @@ def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:
     """Write the reranker of the checkpoint of ``step`` to the directory ``out``."""
     path = run / SETTINGS_FILE
     settings = RerankingRunSettings.parse(read_stored_settings(path), str(path))
-    reranker = bundle.load_for_fine_tuning(settings.run.start_from, HEAD)
+    start = settings.run.start_from
+    reranker = bundle.load_for_fine_tuning(start, HEAD, settings.model.get_dropout_rates())
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], reranker.model)
     save_reranker(out, reranker, settings, _get_progress(run, step))
 

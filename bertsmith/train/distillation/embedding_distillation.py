@@ -391,7 +391,7 @@ def build_student(teacher: EmbeddingBundle, settings: DistillRunSettings) -> Emb
     tokenizer = teacher.encoder.tokenizer
     if distill.size is None and not distill.student_layers:
         path = locate_model(settings.run.start_from)
-        encoder = load_encoder(path, config_overrides=settings.get_dropout())
+        encoder = load_encoder(path, config_overrides=config.get_dropout_rates())
         check_same_tokenizer(tokenizer, encoder.tokenizer, path)
         pooling = read_pooling(path) or teacher.pooling
     else:

@@ -165,10 +165,6 @@ class DistillRunSettings(Settings):
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
-    def get_dropout(self) -> dict[str, float]:
-        """Return the dropout rates of the student."""
-        return {name: getattr(self.model, name) for name in ("dropout", "attention_dropout")}
-
 
 def read_overrides(
     config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]

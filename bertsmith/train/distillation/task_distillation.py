@@ -360,7 +360,8 @@ def build_student(teacher: FineTunedBundle, settings: DistillRunSettings) -> Fin
     distill = settings.distill
     if distill.size is None and not distill.student_layers:
         path = locate_model(settings.run.start_from)
-        student = load_for_fine_tuning(path, teacher.head, settings.get_dropout(), keep_head=True)
+        dropout_rates = settings.model.get_dropout_rates()
+        student = load_for_fine_tuning(path, teacher.head, dropout_rates, keep_head=True)
         check_same_tokenizer(teacher.tokenizer, student.tokenizer, path)
         return student
     model = teacher.head.build_model(settings.model)

@@ -103,6 +103,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
         "reranking": {"loss": "listnet", "random_negatives": 2, "batch_size": 8},
         "run": {"micro_batch_tokens": 128, "threads": 1, "precision": "fp32"},
         "checkpoint": {"steps": 2},
+        "model": {"dropout": 0.05},
     }
     expected = train(start_model, tmp_path / "uninterrupted", table, **tables)
     num_steps = 0
@@ -121,6 +122,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
     assert not (tmp_path / "interrupted" / "model").exists()
     write_latest_snapshot(tmp_path / "interrupted", tmp_path / "snapshot")
     assert rerank(tmp_path / "snapshot", "ba", ["bo", "ku"])
+    assert bundle.load(tmp_path / "snapshot").config.dropout == 0.05
     monkeypatch.undo()
     resumed = train(start_model, tmp_path / "interrupted", table, **tables)
     assert expected.model is not None
