@@ -1,7 +1,11 @@
 """Tests of the import rules: one direction, no cycles, no torch in text and data."""
 
 import ast
+import re
+import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,15 @@ LAZY_PACKAGES = frozenset({
     "huggingface_hub", "kiwipiepy", "matplotlib", "nncf", "onnx", "onnxruntime", "openvino",
     "openvino_telemetry", "pyarrow", "tensorboard", "sklearn", "torch.utils.tensorboard", "usearch",
 })  # fmt: skip
+
+#: Packages that always come with a dependency.
+PARENT_DEPENDENCIES = {
+    "httptools": "uvicorn",
+    "openvino_telemetry": "openvino",
+    "pydantic_core": "pydantic",
+    "starlette": "fastapi",
+    "typing_extensions": "pydantic",
+}
 
 
 def find_module(imported_name: str, modules: dict[str, Any]) -> str | None:
@@ -148,6 +161,37 @@ def test_imports_are_at_module_top(modules: dict[str, Any]) -> None:
         if is_in_function
         and not any(name == lazy or name.startswith(f"{lazy}.") for lazy in LAZY_PACKAGES)
     ]
+    assert not violations, "\n".join(violations)
+
+
+def test_imported_packages_are_dependencies(modules: dict[str, Any], root: Path) -> None:
+    """Packages imported at module top are core dependencies, the others at least in an extra.
+
+    The server is imported only with its extra. Requirements of dependencies do not count.
+    """
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def list_names(requirements: list[str]) -> set[str]:
+        names = {re.split(r"[>\[]", requirement)[0] for requirement in requirements}
+        return {name.replace("_", "-") for name in names}
+
+    core = list_names(project["dependencies"])
+    optional = {
+        name for extra in extras.keys() - {"dev", "docs"} for name in list_names(extras[extra])
+    }
+    distributions = packages_distributions()
+    violations = []
+    for module in modules.values():
+        for name, line, is_in_function in module.iterate_imports():
+            package = name.split(".")[0]
+            if package == "bertsmith" or package in sys.stdlib_module_names:
+                continue
+            names = {PARENT_DEPENDENCIES.get(package, package), *distributions.get(package, ())}
+            needs_core = not is_in_function and module.subpackage != "serve"
+            names = {name.replace("_", "-") for name in names}
+            if not names & (core if needs_core else core | optional):
+                violations.append(f"{module.path}:{line}: {package}")
     assert not violations, "\n".join(violations)
 
 
