@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from bertsmith.compatibility import RENAMED_SETTINGS, upgrade_file, upgrade_settings, upgrade_tables
 from bertsmith.errors import SettingsError
+from bertsmith.files import describe_missing_path
 
 
 class Settings(BaseModel):
@@ -54,7 +55,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no such settings file") from None
+        raise SettingsError(describe_missing_path(path, "settings file")) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

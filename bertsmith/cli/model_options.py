@@ -17,6 +17,7 @@ import typer
 
 from bertsmith.cli.console import log
 from bertsmith.errors import InputError, SettingsError
+from bertsmith.files import describe_missing_path
 from bertsmith.runtime.device_name import check_device_name
 
 if TYPE_CHECKING:
@@ -265,15 +266,12 @@ def check_readable(name: Path | str | None) -> None:
     if name is None or str(name) == STDIN:
         return
     path = Path(name)
-    reason = None
     if not path.exists():
-        reason = "No such file or directory"
-    elif path.is_dir():
-        reason = "Is a directory"
-    elif not os.access(path, os.R_OK):
-        reason = "Permission denied"
-    if reason:
-        raise InputError(f"{name}: cannot be read: {reason}")
+        raise InputError(describe_missing_path(path))
+    if path.is_dir():
+        raise InputError(f"{name}: this is a folder; give a file")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{name}: cannot be read: permission denied; check its permissions")
 
 
 def read_lines(name: str, encoding: str = "utf-8") -> Iterator[str]:

@@ -1,6 +1,7 @@
 """``bertsmith score``: compute the pseudo-log-likelihood of lines."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,6 +75,8 @@ def score(
         raise InputError("both a file and --text: use one of them")
     if text:
         check_unused_options({"--format": lines_format}, "not valid with --text; remove it")
+    if file and " " in file and not Path(file).exists():
+        raise InputError(f"{file}: no such file; to score a text instead of a file, use --text")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))

@@ -386,7 +386,7 @@ def test_search_prints_the_most_similar_lines(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["embed", "MODEL", "nowhere.txt", "--out", "OUT.npy"], "nowhere.txt: cannot be read"),
+        (["embed", "MODEL", "nowhere.txt", "--out", "OUT.npy"], "nowhere.txt: no such file"),
         (["embed", "MODEL", "--out", "OUT.csv"], "expected a name that ends in .npy"),
         (["embed", "MODEL", "--layer", "9"], "no layer 9"),
         (["embed", "MODEL", "--layer", "-1,2"], "twice"),

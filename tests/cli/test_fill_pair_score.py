@@ -153,7 +153,11 @@ def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
         (["pair", "MODEL", "-"], "no tab in 'x'"),
         (["pair", "MODEL", "-", "b"], "B is 'b', but - reads both texts"),
         (["pair", "MODEL", "a", "-"], "B is '-', but - reads both texts"),
-        (["score", "MODEL", "nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
+        (["score", "MODEL", "nowhere.txt"], "nowhere.txt: no such file"),
+        (
+            ["score", "MODEL", "a text"],
+            "to score a text instead of a file, use --text",
+        ),
         (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),
         (["score", "MODEL", "--text", "x", "--format", "lines"], "--format: not valid with --text"),
         (["fill", "MODEL", "[MASK]", "--format", "lines"], "--format: only valid with -"),

@@ -102,7 +102,7 @@ def test_invalid_pairs_can_be_skipped(run_cli: RunCli, model: Path, pairs_file: 
     ("arguments", "message"),
     [
         ([], "add --data FILE, --minimal-pairs FILE, --embeddings FILE or --rer"),
-        (["--minimal-pairs", "nowhere.jsonl"], "nowhere.jsonl: cannot be read: No such file"),
+        (["--minimal-pairs", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--minimal-pairs", "PAIRS", "--metric", "f1"], "--metric: not valid with"),
         (["--minimal-pairs", "PAIRS", "--out", "x.txt"], "x.txt: expected a name that ends in"),
         (["--data", "PAIRS", "--pll", "original"], "--pll: only valid with --minimal-pairs"),

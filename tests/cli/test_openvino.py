@@ -75,8 +75,8 @@ def test_invalid_options_are_errors(
     cases: list[tuple[list[object], str]] = [
         (["--int8"], "--int8: openvino quantizes to 8 bits with --calibration FILE"),
         (["--dims", "9"], "--dims: not an option of the format openvino"),
-        (["--calibration", tmp_path / "none"], "cannot be read: No such file or directory"),
-        (["--calibration", tmp_path], "cannot be read: Is a directory"),
+        (["--calibration", tmp_path / "none"], "none: no such file"),
+        (["--calibration", tmp_path], "this is a folder; give a file"),
         (["--calibration", tmp_path / "empty"], "empty: no line with text"),
         (["--calibration", tmp_path / "blank"], "blank: no line with text"),
         (["--calibration", tmp_path / "latin1"], "latin1, line 1: not UTF-8"),

@@ -145,7 +145,7 @@ def test_stopped_run_is_continued_by_the_same_command(
     [
         (["rerank", "MODEL", "query"], "give the documents either as arguments or with"),
         (["rerank", "MODEL", "query", "text", "--documents", "a.txt"], "give the documents eith"),
-        (["rerank", "MODEL", "query", "--documents", "no.txt"], "no.txt: cannot be read"),
+        (["rerank", "MODEL", "query", "--documents", "no.txt"], "no.txt: no such file"),
         (["rerank", "MODEL", "query", "-"], "there are no documents"),
         (["rerank", "RERANKER", " ", "text"], "the query is empty; expected at least one word"),
         (["rerank", "RERANKER", "query", "text", ""], "document 2 is empty; expected at least"),
