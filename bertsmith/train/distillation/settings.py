@@ -20,10 +20,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     check_data_files,
     read_table_overrides,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 ObjectiveName = Literal["embedding", "task", "mlm", "relations", "hidden"]
 PositiveInt = Annotated[int, Field(ge=1)]

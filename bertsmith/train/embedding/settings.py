@@ -13,10 +13,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     check_data_files,
     read_table_overrides,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
 #: Default tokens of a micro-batch, which limit the memory of a batch of any size. With a `mini`

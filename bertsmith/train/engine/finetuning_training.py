@@ -19,12 +19,12 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, loop, metrics_log
 from bertsmith.train.engine.duration import MIN_DEFAULT_INTERVAL, StepDuration
 from bertsmith.train.engine.finetuning_run import FinetuneResult, create_result, write_result
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
+from bertsmith.train.engine.settings import FinetuneRunSettings
 from bertsmith.train.engine.threads import count_free_cores
 
 RunSettingsType = TypeVar("RunSettingsType", bound=Settings)

@@ -14,10 +14,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     compute_default_lr,
     read_table_overrides,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 _DEFAULT_EPOCHS = 3.0
 
