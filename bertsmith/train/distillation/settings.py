@@ -165,13 +165,6 @@ class DistillRunSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
 
 
-def read_overrides(
-    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Return the user's settings as nested tables; see ``read_table_overrides``."""
-    return read_table_overrides("distill", config, values, assignments)
-
-
 def resolve_settings(
     teacher: Path, data: Sequence[Path], start_from: Path | None, overrides: Mapping[str, Any]
 ) -> DistillRunSettings:
@@ -354,7 +347,7 @@ def check_arguments(
         BertsmithError: If ``distill`` would reject these arguments.
     """
     check_run_directory(out)
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("distill", config, values, assignments)
     if start_from is not None:
         locate_model(start_from)
         start_from = pin_model_path(start_from)

@@ -13,11 +13,7 @@ from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
-from bertsmith.train.embedding.settings import (
-    EmbeddingRunSettings,
-    read_overrides,
-    resolve_settings,
-)
+from bertsmith.train.embedding.settings import EmbeddingRunSettings, resolve_settings
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
     load_start_model,
@@ -37,7 +33,7 @@ from bertsmith.train.engine.example_counts import (
     log_example_counts,
     warn_unknown_tokens,
 )
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
@@ -78,7 +74,7 @@ def finetune_embedder(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("embedding", config, values, assignments)
     return start_run(
         run,
         "embedding",

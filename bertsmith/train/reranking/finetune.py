@@ -28,7 +28,7 @@ from bertsmith.train.engine.example_counts import (
     log_example_counts,
     warn_unknown_tokens,
 )
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
@@ -40,11 +40,7 @@ from bertsmith.train.engine.run_device import check_norm, check_same_settings, s
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
-from bertsmith.train.reranking.settings import (
-    RerankingRunSettings,
-    read_overrides,
-    resolve_settings,
-)
+from bertsmith.train.reranking.settings import RerankingRunSettings, resolve_settings
 from bertsmith.train.reranking.training_data import RerankingData, read_data
 
 #: The head of a reranker. In config.json it is a regression with one output.
@@ -82,7 +78,7 @@ def finetune_reranker(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("reranking", config, values, assignments)
     return start_run(
         run,
         "reranking",
