@@ -27,7 +27,7 @@ from bertsmith.train.distillation.settings import (
 from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.example_counts import log_counts
 from bertsmith.train.engine.finetuning_overrides import read_table_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
 from bertsmith.train.engine.finetuning_training import (
@@ -222,10 +222,7 @@ def _log_summary(
     """Log the student, data, loss and device of a run, and warnings about its data."""
     progress.log(f"{run}: {distillation.describe()} ({device.describe_machine(machine)})")
     progress.log(f"student: {describe_student(settings, distillation.model)}")
-    for name, counts in distillation.counts.items():
-        log_example_counts(progress, name, counts)
-    if distillation.counts:
-        warn_unknown_tokens(progress, distillation.counts)
+    log_counts(progress, distillation.counts)
 
 
 def describe_student(settings: DistillRunSettings, model: nn.Module) -> str:

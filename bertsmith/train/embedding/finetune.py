@@ -28,11 +28,7 @@ from bertsmith.train.embedding.training_data import (
     resolve_loss,
 )
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import (
-    format_heldout_sizes,
-    log_example_counts,
-    warn_unknown_tokens,
-)
+from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
@@ -190,6 +186,4 @@ def _log_summary(
         f"{'+'.join(bundle.pooling.modes)} pooling, batches of {embedding.batch_size} examples, "
         f"texts of up to {embedding.max_seqlen} tokens"
     )
-    for name, counts in data.counts.items():
-        log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, data.counts)
+    log_counts(progress, data.counts)

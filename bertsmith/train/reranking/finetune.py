@@ -23,11 +23,7 @@ from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import (
-    format_heldout_sizes,
-    log_example_counts,
-    warn_unknown_tokens,
-)
+from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
@@ -242,6 +238,4 @@ def _log_summary(
         f"loss {reranking.loss}, batches of {reranking.get_batch_size()} {unit}{negatives}, "
         f"up to {reranking.max_seqlen} tokens"
     )
-    for name, counts in data.counts.items():
-        log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, data.counts)
+    log_counts(progress, data.counts)
