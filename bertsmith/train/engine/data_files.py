@@ -3,14 +3,12 @@
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from bertsmith.errors import RunError, TaskError
 from bertsmith.files import compute_file_sha256
-from bertsmith.settings import Settings, read_stored_settings
+from bertsmith.settings import SettingsType, read_stored_settings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
-
-SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 class DataFiles(Protocol):

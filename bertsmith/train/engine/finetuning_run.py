@@ -10,9 +10,10 @@ from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
+from bertsmith.settings import SettingsType
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
+from bertsmith.train.engine.data_files import DataFiles, check_files_unchanged
 from bertsmith.train.engine.finetuning_overrides import EARLIER_DEFAULTS
 from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import MODEL_DIR, load_run_settings

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
-from bertsmith.settings import Settings
+from bertsmith.settings import SettingsType
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, loop, metrics_log
 from bertsmith.train.engine.duration import MIN_DEFAULT_INTERVAL, StepDuration
@@ -26,8 +26,6 @@ from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
 from bertsmith.train.engine.settings import FinetuneRunSettings
 from bertsmith.train.engine.threads import count_free_cores
-
-RunSettingsType = TypeVar("RunSettingsType", bound=Settings)
 
 
 class EpochObjective(loop.Objective, Protocol):
@@ -124,7 +122,7 @@ def _check_is_trainable(model: nn.Module) -> None:
 
 
 def train_and_save(
-    settings: RunSettingsType,
+    settings: SettingsType,
     model: nn.Module,
     objective: EpochObjective,
     machine: device.Machine,
@@ -136,7 +134,7 @@ def train_and_save(
     metric_names: list[str],
     higher_is_better: bool,
     counts: Mapping[str, ExampleCounts],
-    save_model: Callable[[RunSettingsType, dict[str, float]], None],
+    save_model: Callable[[SettingsType, dict[str, float]], None],
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result.
 
@@ -187,8 +185,8 @@ def train_and_save(
 
 
 def _select_on_machine(
-    settings: RunSettingsType, machine: device.Machine, steps_per_epoch: int, *, is_new: bool
-) -> RunSettingsType:
+    settings: SettingsType, machine: device.Machine, steps_per_epoch: int, *, is_new: bool
+) -> SettingsType:
     """Return the settings with the values that a run selects; the same object if it selects none.
 
     These are the device, precision, attention kernel and threads, unless they are already selected,

@@ -7,8 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime.process_group import ProcessGroup, join_process_group
-from bertsmith.settings import Settings
-from bertsmith.train.engine.data_files import SettingsType
+from bertsmith.settings import Settings, SettingsType
 from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
 from bertsmith.train.engine.run_directory import check_run_directory, create_and_lock_run
 from bertsmith.train.engine.threads import restore_torch_settings
