@@ -125,9 +125,7 @@ def distill(
     settings = distillation.settings
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_torch_settings(settings.run.threads):
-        stored_settings, finished_result = open_run(
-            run, settings, overrides, progress, lambda settings: settings.distill
-        )
+        stored_settings, finished_result = open_run(run, settings, overrides, progress, "distill")
         if finished_result is not None:
             return finished_result
         is_new = stored_settings is None

@@ -1,6 +1,6 @@
 """Opens fine-tuning runs, and reads and writes their results."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.settings import SettingsType
-from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.data_files import DataFiles, check_files_unchanged
+from bertsmith.train.engine.data_files import check_files_unchanged
 from bertsmith.train.engine.finetuning_overrides import EARLIER_DEFAULTS
 from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import MODEL_DIR, load_run_settings
@@ -55,7 +54,7 @@ def open_run(
     settings: SettingsType,
     overrides: Mapping[str, Any],
     progress: Progress,
-    get_data_files: Callable[[SettingsType], DataFiles],
+    table: str,
 ) -> tuple[SettingsType | None, FinetuneResult | None]:
     """Return the stored settings of a run, and its result if it is finished.
 
@@ -64,12 +63,12 @@ def open_run(
         settings: Settings of the current command.
         overrides: The settings that the user has set.
         progress: Receives log messages.
-        get_data_files: Returns the part of the settings with the data files.
+        table: The settings table with the data files, such as "embedding".
 
     Raises:
         RunError: If the data files, or settings that affect the weights, have changed.
     """
-    check_files_unchanged(run, settings, get_data_files)
+    check_files_unchanged(run, settings, table)
     is_finished = is_run_finished(run)
     stored_settings = load_run_settings(
         run,
@@ -86,28 +85,6 @@ def open_run(
         f"{run}: this run is already finished; give --out another directory to start a new one"
     )
     return stored_settings, load_result(run)
-
-
-def create_result(
-    run: Path,
-    outcome: TrainingOutcome,
-    num_steps: int,
-    metric_names: list[str],
-    metrics: dict[str, float],
-    counts: Mapping[str, ExampleCounts],
-) -> FinetuneResult:
-    """Return the result of a run whose model is not written yet."""
-    return FinetuneResult(
-        run=run,
-        model=None,
-        signal=outcome.signal,
-        step=outcome.state.step,
-        steps=num_steps,
-        metric_names=metric_names,
-        metrics=metrics,
-        counts={name: file_counts.as_dict() for name, file_counts in counts.items()},
-        seconds=outcome.state.seconds,
-    )
 
 
 def write_result(result: FinetuneResult, outcome: TrainingOutcome) -> FinetuneResult:

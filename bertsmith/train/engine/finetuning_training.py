@@ -18,7 +18,7 @@ from bertsmith.settings import SettingsType
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, loop, metrics_log
 from bertsmith.train.engine.duration import MIN_DEFAULT_INTERVAL, StepDuration
-from bertsmith.train.engine.finetuning_run import FinetuneResult, create_result, write_result
+from bertsmith.train.engine.finetuning_run import FinetuneResult, write_result
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
@@ -172,8 +172,17 @@ def train_and_save(
         metrics = _evaluate_model(model, objective, processes)
 
     def finish() -> FinetuneResult:
-        steps = values.schedule.total_steps()
-        result = create_result(run, outcome, steps, metric_names, metrics, counts)
+        result = FinetuneResult(
+            run=run,
+            model=None,
+            signal=outcome.signal,
+            step=outcome.state.step,
+            steps=values.schedule.total_steps(),
+            metric_names=metric_names,
+            metrics=metrics,
+            counts={name: file_counts.as_dict() for name, file_counts in counts.items()},
+            seconds=outcome.state.seconds,
+        )
         if outcome.signal is not None:
             return result
         save_model(settings, metrics)

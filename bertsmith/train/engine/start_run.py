@@ -1,7 +1,6 @@
 """Starts or resumes a fine-tuning run in one or several processes."""
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -75,7 +74,7 @@ def start_run(
             restore_torch_settings(run_settings.run.threads),
         ):
             stored_settings, finished_result = processes.run_on_main(
-                lambda: open_run(run, settings, overrides, progress, attrgetter(table))
+                lambda: open_run(run, settings, overrides, progress, table)
             )
             if finished_result is not None:
                 return finished_result
