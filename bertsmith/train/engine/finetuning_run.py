@@ -10,6 +10,7 @@ from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import SettingsType
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.data_files import check_files_unchanged
@@ -18,6 +19,24 @@ from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import MODEL_DIR, load_run_settings
 
 RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What the training of a run needs besides its settings and inputs.
+
+    Attributes:
+        run: Run directory, which is locked.
+        processes: The processes of the run.
+        progress: Receives log messages and progress, in the main process.
+        is_new: Whether the run must select its number of steps: it has no stored settings, or they
+            have no number of steps.
+    """
+
+    run: Path
+    processes: ProcessGroup
+    progress: Progress
+    is_new: bool
 
 
 @dataclass(frozen=True)
