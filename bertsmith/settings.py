@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -35,6 +35,9 @@ class Settings(BaseModel):
     def to_toml(self) -> str:
         """Return the settings as TOML, without keys whose value is None."""
         return tomli_w.dumps(_remove_none(self.model_dump(mode="json")))
+
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 class SettingsTable(Settings):

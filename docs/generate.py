@@ -33,9 +33,8 @@ from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.distillation.settings import DistillSettings
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 from bertsmith.train.finetuning.settings import TaskRunSettings
 from bertsmith.train.pretraining.recipes import RunSettings
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings

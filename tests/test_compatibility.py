@@ -28,9 +28,8 @@ from bertsmith.settings import load_user_settings, read_stored_settings
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 

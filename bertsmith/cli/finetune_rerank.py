@@ -145,10 +145,13 @@ def rerank(
         dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,
         encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
     )  # fmt: skip
-    from bertsmith.train.reranking.settings import check_arguments
+    from bertsmith.train.engine.finetuning_overrides import check_run_arguments
+    from bertsmith.train.reranking.settings import resolve_settings
 
     with report_once():
-        check_arguments(model, data, out, config, assignments or [], values)
+        check_run_arguments(
+            "reranking", resolve_settings, model, data, out, config, assignments or [], values
+        )
     from bertsmith.train.reranking.finetune import finetune_reranker
 
     result = finetune_reranker(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
+from statistics import median_high
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bertsmith.model.task_models import BertForSequenceClassification
 from bertsmith.runtime import device
 from bertsmith.runtime.inference_batches import choose_batch_tokens
 from bertsmith.train.engine import optimizer
-from bertsmith.train.engine.probe import measure_median_step_seconds
+from bertsmith.train.engine.probe import measure_steps
 from bertsmith.train.engine.settings import (
     DEFAULT_MICRO_BATCH_TOKENS,
     OptimSettings,
@@ -100,10 +101,10 @@ def measure_step_seconds(
         )
         device.synchronize(machine)
 
-    seconds, _ = measure_median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
+    times, _ = measure_steps(repeat(micro_batches), run_step, _PROBE_SECONDS)
     # This scaling counts the optimizer update once per micro-batch instead of once per batch. The
     # error is small, because the update is short.
-    return seconds * len(batch.ids) / len(first.ids)
+    return median_high(times) * len(batch.ids) / len(first.ids)
 
 
 @torch.inference_mode()
@@ -125,8 +126,8 @@ def measure_forward_seconds(config: ModelConfig, length: int) -> float:
         if torch_device.type == "cuda":
             torch.cuda.synchronize()
 
-    seconds, _ = measure_median_step_seconds(repeat([]), run_forward, _PROBE_SECONDS)
-    return seconds / (num_sequences * length)
+    times, _ = measure_steps(repeat([]), run_forward, _PROBE_SECONDS)
+    return median_high(times) / (num_sequences * length)
 
 
 def _build_random_batch(data: DataSettings) -> ExampleBatch:

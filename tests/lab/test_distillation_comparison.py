@@ -4,7 +4,7 @@ from bertsmith.lab.distillation_comparison import build_baseline_values
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.embedding.settings import EmbeddingRunSettings
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.settings import FinetuneRunSettings
 
 
 def test_student_without_teacher_is_trained_with_the_settings_of_the_run() -> None:

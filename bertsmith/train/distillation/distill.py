@@ -22,14 +22,14 @@ from bertsmith.train.distillation.embedding_distillation import EmbeddingDistill
 from bertsmith.train.distillation.settings import (
     DistillRunSettings,
     DistillSettings,
-    read_overrides,
     resolve_settings,
 )
 from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
-from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
+from bertsmith.train.engine.example_counts import log_counts
+from bertsmith.train.engine.finetuning_overrides import read_table_overrides
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext, open_run
 from bertsmith.train.engine.finetuning_training import (
     EpochObjective,
     freeze_layers,
@@ -117,7 +117,7 @@ def distill(
     progress = progress or NullProgress()
     check_run_directory(run)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("distill", config, values, assignments)
     start = None if start_from is None else pin_model_path(start_from)
     settings = resolve_settings(pin_model_path(teacher), files, start, overrides)
     settings = _add_fingerprint(settings)
@@ -125,16 +125,14 @@ def distill(
     settings = distillation.settings
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_torch_settings(settings.run.threads):
-        stored_settings, finished_result = open_run(
-            run, settings, overrides, progress, lambda settings: settings.distill
-        )
+        stored_settings, finished_result = open_run(run, settings, overrides, progress, "distill")
         if finished_result is not None:
             return finished_result
-        is_new = stored_settings is None
         settings = stored_settings or settings
         # The length of a run that was interrupted while the teacher computed is not known yet.
-        is_new = is_new or settings.schedule.steps is None
-        return _train(settings, distillation, run, progress, is_new=is_new)
+        is_new = stored_settings is None or settings.schedule.steps is None
+        context = RunContext(run, SINGLE_PROCESS, progress, is_new)
+        return _train(settings, distillation, context)
 
 
 def load_distillation(settings: DistillRunSettings, *, reads_data: bool = True) -> Distillation:
@@ -173,16 +171,14 @@ def _list_data_files(distill: DistillSettings) -> list[Path]:
 def _train(
     settings: DistillRunSettings,
     distillation: Distillation,
-    run: Path,
-    progress: Progress,
-    *,
-    is_new: bool,
+    context: RunContext,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
-    machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, progress)
+    run, progress = context.run, context.progress
+    machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, context)
     model = distillation.model
     freeze_layers(model.bert, settings.run.num_frozen_layers)
-    if is_new:
+    if context.is_new:
         # Written before the teacher's outputs, because a run directory is recognized by this file,
         # and an interrupted computation continues with the same threads.
         settings = record_machine(settings, machine)
@@ -201,10 +197,7 @@ def _train(
         model,
         objective,
         machine,
-        run,
-        SINGLE_PROCESS,
-        progress,
-        is_new=is_new,
+        context,
         metric_names=distillation.metric_names,
         higher_is_better=distillation.higher_is_better,
         counts=distillation.counts,
@@ -222,10 +215,7 @@ def _log_summary(
     """Log the student, data, loss and device of a run, and warnings about its data."""
     progress.log(f"{run}: {distillation.describe()} ({device.describe_machine(machine)})")
     progress.log(f"student: {describe_student(settings, distillation.model)}")
-    for name, counts in distillation.counts.items():
-        log_example_counts(progress, name, counts)
-    if distillation.counts:
-        warn_unknown_tokens(progress, distillation.counts)
+    log_counts(progress, distillation.counts)
 
 
 def describe_student(settings: DistillRunSettings, model: nn.Module) -> str:

@@ -20,10 +20,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     check_data_files,
     read_table_overrides,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 ObjectiveName = Literal["embedding", "task", "mlm", "relations", "hidden"]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -164,13 +163,6 @@ class DistillRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-
-
-def read_overrides(
-    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Return the user's settings as nested tables; see ``read_table_overrides``."""
-    return read_table_overrides("distill", config, values, assignments)
 
 
 def resolve_settings(
@@ -355,7 +347,7 @@ def check_arguments(
         BertsmithError: If ``distill`` would reject these arguments.
     """
     check_run_directory(out)
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("distill", config, values, assignments)
     if start_from is not None:
         locate_model(start_from)
         start_from = pin_model_path(start_from)

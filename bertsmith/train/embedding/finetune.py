@@ -9,15 +9,10 @@ from bertsmith.bundle.directory import format_model_path
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
-from bertsmith.train.embedding.settings import (
-    EmbeddingRunSettings,
-    read_overrides,
-    resolve_settings,
-)
+from bertsmith.train.embedding.settings import EmbeddingRunSettings, resolve_settings
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
     load_start_model,
@@ -32,20 +27,15 @@ from bertsmith.train.embedding.training_data import (
     resolve_loss,
 )
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import (
-    format_heldout_sizes,
-    log_example_counts,
-    warn_unknown_tokens,
-)
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
     train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_device import check_same_settings, set_world_size
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 
@@ -78,19 +68,19 @@ def finetune_embedder(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("embedding", config, values, assignments)
     return start_run(
         run,
         "embedding",
         overrides,
-        lambda processes: _load(model, files, overrides, processes),
+        lambda: _load(model, files, overrides),
         _train,
         progress,
     )
 
 
 def _load(
-    model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
+    model: Path, files: Sequence[Path], overrides: Mapping[str, Any]
 ) -> tuple[EmbeddingRunSettings, tuple[EmbeddingBundle, EmbeddingData]]:
     """Return the settings of a run, the start model and the examples."""
     settings = resolve_settings(model, files, overrides)
@@ -105,28 +95,20 @@ def _load(
         }
     )
     settings = settings.model_copy(update={"model": bundle.encoder.config, "embedding": embedding})
-    settings = set_world_size(settings, processes)
-    check_same_settings(settings, processes)
     return settings, (bundle, examples)
 
 
 def _train(
     settings: EmbeddingRunSettings,
     inputs: tuple[EmbeddingBundle, EmbeddingData],
-    run: Path,
-    processes: ProcessGroup,
-    progress: Progress,
-    *,
-    is_new: bool,
+    context: RunContext,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, data = inputs
     mean_length = len(data.train.texts.ids) / len(data.train.texts)
     num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
     batch_tokens = round(num_texts * mean_length)
-    machine = resolve_run_machine(
-        settings.run, settings.model, batch_tokens, progress, processes=processes
-    )
+    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -143,22 +125,19 @@ def _train(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
     )
-    _log_summary(progress, run, settings, bundle, data, machine)
+    _log_summary(context.progress, context.run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
 
     def save_model(settings: EmbeddingRunSettings, metrics: dict[str, float]) -> None:
         info = {"task": "embed", "provenance": dump_settings(settings)}
-        save_embedder(run / MODEL_DIR, bundle, info | {"heldout_metrics": metrics})
+        save_embedder(context.run / MODEL_DIR, bundle, info | {"heldout_metrics": metrics})
 
     return train_and_save(
         settings,
         model,
         objective,
         machine,
-        run,
-        processes,
-        progress,
-        is_new=is_new,
+        context,
         metric_names=first_heldout.metric_names,
         higher_is_better=first_heldout.higher_is_better,
         counts=data.counts,
@@ -194,6 +173,4 @@ def _log_summary(
         f"{'+'.join(bundle.pooling.modes)} pooling, batches of {embedding.batch_size} examples, "
         f"texts of up to {embedding.max_seqlen} tokens"
     )
-    for name, counts in data.counts.items():
-        log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, data.counts)
+    log_counts(progress, data.counts)

@@ -4,19 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
-from bertsmith.train.engine.finetuning_overrides import (
-    build_run_values,
-    check_data_files,
-    read_table_overrides,
-)
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
-from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.finetuning_overrides import build_run_values, check_data_files
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
 #: Default tokens of a micro-batch, which limit the memory of a batch of any size. With a `mini`
@@ -33,13 +26,6 @@ class EmbeddingRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-
-
-def read_overrides(
-    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Return the user's settings as nested tables; see ``read_table_overrides``."""
-    return read_table_overrides("embedding", config, values, assignments)
 
 
 def resolve_settings(
@@ -70,22 +56,3 @@ def resolve_settings(
     settings = EmbeddingRunSettings.parse(values, "the settings")
     check_data_files(settings.embedding, settings.embedding.list_files())
     return settings
-
-
-def check_arguments(
-    model: Path,
-    data: Sequence[Path],
-    out: Path,
-    config: Path | str | None,
-    assignments: Sequence[str],
-    values: Mapping[str, Any],
-) -> None:
-    """Check the arguments of ``finetune_embedder`` without importing torch.
-
-    Raises:
-        BertsmithError: If ``finetune_embedder`` would reject these arguments.
-    """
-    check_run_directory(out)
-    overrides = read_overrides(config, values, assignments)
-    locate_model(model)
-    resolve_settings(pin_model_path(model), data, overrides)

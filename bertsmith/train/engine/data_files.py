@@ -1,27 +1,13 @@
 """Detects changes of the data files between the start of a fine-tuning run and its resumption."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from bertsmith.errors import RunError, TaskError
 from bertsmith.files import compute_file_sha256
 from bertsmith.settings import Settings, read_stored_settings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
-
-SettingsType = TypeVar("SettingsType", bound=Settings)
-
-
-class DataFiles(Protocol):
-    """Settings with data files and the hash of their content."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The result of ``hash_files``; empty before the files are hashed."""
-
-    def list_files(self) -> list[Path]:
-        """Return all data files."""
 
 
 def hash_files(files: Iterable[Path]) -> str:
@@ -39,21 +25,20 @@ def hash_files(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_files_unchanged(
-    run: Path, settings: SettingsType, get_data_files: Callable[[SettingsType], DataFiles]
-) -> None:
+def check_files_unchanged(run: Path, settings: Settings, table: str) -> None:
     """Raise RunError if the content of the data files has changed since the run was started.
 
     Args:
         run: Run directory; a new one has no stored settings, and nothing is checked.
         settings: Settings of the current command, with the hash of the files.
-        get_data_files: Returns the part of the settings with the data files.
+        table: The settings table with the data files, such as "embedding". Its ``fingerprint`` is
+            the result of ``hash_files``, and its ``list_files`` returns the files.
     """
     path = run / SETTINGS_FILE
     if not path.exists():
         return
-    stored = get_data_files(type(settings).parse(read_stored_settings(path), str(path)))
-    current = get_data_files(settings)
+    stored = getattr(type(settings).parse(read_stored_settings(path), str(path)), table)
+    current = getattr(settings, table)
     files = current.list_files()
     if stored.list_files() == files and stored.fingerprint != current.fingerprint:
         raise RunError(

@@ -7,14 +7,6 @@ from bertsmith.progress import Progress
 from bertsmith.tasks.inputs import ExampleCounts
 
 
-def warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
-    """Log a warning about the file with the highest fraction of [UNK], if the fraction is high."""
-    name = max(counts, key=lambda name: counts[name].token_counts.unknown_share)
-    warning = counts[name].token_counts.format_warning(f"the tokens of {name}")
-    if warning is not None:
-        progress.log(warning)
-
-
 def format_heldout_sizes(sizes: Mapping[str, int], singular: str, plural: str) -> str:
     """Return the size of each held-out split, such as "16 held-out examples".
 
@@ -29,7 +21,20 @@ def format_heldout_sizes(sizes: Mapping[str, int], singular: str, plural: str) -
     return f"held-out {plural}: " + ", ".join(f"{size:,} ({name})" for name, size in sizes.items())
 
 
-def log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
+def log_counts(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
+    """Log how many examples of each file were skipped or truncated, and warn about [UNK].
+
+    Args:
+        progress: Receives the messages.
+        counts: Counts by the name of the file; empty if no file was read.
+    """
+    for name, file_counts in counts.items():
+        _log_file_counts(progress, name, file_counts)
+    if counts:
+        _warn_unknown_tokens(progress, counts)
+
+
+def _log_file_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
     """Log how many examples of a file were skipped or truncated, and other notes on the file."""
     parts = []
     for reason, number in counts.skipped.items():
@@ -54,3 +59,11 @@ def log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> 
             f"{name}: no example has the label "
             f"{', '.join(map(repr, counts.unseen_labels))}, so the model cannot learn it"
         )
+
+
+def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
+    """Log a warning about the file with the highest fraction of [UNK], if the fraction is high."""
+    name = max(counts, key=lambda name: counts[name].token_counts.unknown_share)
+    warning = counts[name].token_counts.format_warning(f"the tokens of {name}")
+    if warning is not None:
+        progress.log(warning)

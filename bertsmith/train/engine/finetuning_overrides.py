@@ -1,16 +1,23 @@
 """Resolves the settings of fine-tuning runs, also of embedding models, rerankers and students."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bertsmith.bundle.config import read_config
-from bertsmith.bundle.directory import locate_model
+from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.files import describe_missing_path
-from bertsmith.settings import SettingsTable, get_table, load_user_settings, merge_settings
+from bertsmith.settings import (
+    Settings,
+    SettingsTable,
+    get_table,
+    load_user_settings,
+    merge_settings,
+)
 from bertsmith.tasks.text_files import reject_ignored_settings
+from bertsmith.train.engine.run_directory import check_run_directory
 
 #: Fields of the model config that training may change.
 MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
@@ -159,6 +166,38 @@ def build_run_values(
         values = merge_settings(values, {table: {"train_files": train_files}})
     values["model"] = {"vocab_size": 1}
     return values
+
+
+def check_run_arguments(
+    table: str,
+    resolve_settings: Callable[[Path, Sequence[Path], Mapping[str, Any]], Settings],
+    model: Path,
+    data: Sequence[Path],
+    out: Path,
+    config: Path | str | None,
+    assignments: Sequence[str],
+    values: Mapping[str, Any],
+) -> None:
+    """Check the arguments of ``finetune embed`` or ``finetune rerank`` without importing torch.
+
+    Args:
+        table: The settings table of this kind of run, such as "embedding".
+        resolve_settings: Returns the settings of a run from its start model, training tables and
+            overrides.
+        model: Path or name of the model to start from.
+        data: Training tables.
+        out: Run directory.
+        config: The TOML file.
+        assignments: Settings as "section.name=value".
+        values: Nested settings.
+
+    Raises:
+        BertsmithError: If the run would reject these arguments.
+    """
+    check_run_directory(out)
+    overrides = read_table_overrides(table, config, values, assignments)
+    locate_model(model)
+    resolve_settings(pin_model_path(model), data, overrides)
 
 
 def compute_default_lr(model: Path) -> float:

@@ -1,6 +1,6 @@
 """Opens fine-tuning runs, and reads and writes their results."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,33 @@ from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.runtime.process_group import ProcessGroup
+from bertsmith.settings import SettingsType
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
+from bertsmith.train.engine.data_files import check_files_unchanged
 from bertsmith.train.engine.finetuning_overrides import EARLIER_DEFAULTS
 from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import MODEL_DIR, load_run_settings
 
 RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What the training of a run needs besides its settings and inputs.
+
+    Attributes:
+        run: Run directory, which is locked.
+        processes: The processes of the run.
+        progress: Receives log messages and progress, in the main process.
+        is_new: Whether the run must select its number of steps: it has no stored settings, or they
+            have no number of steps.
+    """
+
+    run: Path
+    processes: ProcessGroup
+    progress: Progress
+    is_new: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ def open_run(
     settings: SettingsType,
     overrides: Mapping[str, Any],
     progress: Progress,
-    get_data_files: Callable[[SettingsType], DataFiles],
+    table: str,
 ) -> tuple[SettingsType | None, FinetuneResult | None]:
     """Return the stored settings of a run, and its result if it is finished.
 
@@ -63,12 +82,12 @@ def open_run(
         settings: Settings of the current command.
         overrides: The settings that the user has set.
         progress: Receives log messages.
-        get_data_files: Returns the part of the settings with the data files.
+        table: The settings table with the data files, such as "embedding".
 
     Raises:
         RunError: If the data files, or settings that affect the weights, have changed.
     """
-    check_files_unchanged(run, settings, get_data_files)
+    check_files_unchanged(run, settings, table)
     is_finished = is_run_finished(run)
     stored_settings = load_run_settings(
         run,
@@ -85,28 +104,6 @@ def open_run(
         f"{run}: this run is already finished; give --out another directory to start a new one"
     )
     return stored_settings, load_result(run)
-
-
-def create_result(
-    run: Path,
-    outcome: TrainingOutcome,
-    num_steps: int,
-    metric_names: list[str],
-    metrics: dict[str, float],
-    counts: Mapping[str, ExampleCounts],
-) -> FinetuneResult:
-    """Return the result of a run whose model is not written yet."""
-    return FinetuneResult(
-        run=run,
-        model=None,
-        signal=outcome.signal,
-        step=outcome.state.step,
-        steps=num_steps,
-        metric_names=metric_names,
-        metrics=metrics,
-        counts={name: file_counts.as_dict() for name, file_counts in counts.items()},
-        seconds=outcome.state.seconds,
-    )
 
 
 def write_result(result: FinetuneResult, outcome: TrainingOutcome) -> FinetuneResult:

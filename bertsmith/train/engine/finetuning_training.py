@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,21 +13,19 @@ from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
-from bertsmith.settings import Settings
+from bertsmith.runtime.process_group import ProcessGroup
+from bertsmith.settings import SettingsType
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, loop, metrics_log
 from bertsmith.train.engine.duration import MIN_DEFAULT_INTERVAL, StepDuration
-from bertsmith.train.engine.finetuning_run import FinetuneResult, create_result, write_result
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext, write_result
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
+from bertsmith.train.engine.settings import FinetuneRunSettings
 from bertsmith.train.engine.threads import count_free_cores
-
-RunSettingsType = TypeVar("RunSettingsType", bound=Settings)
 
 
 class EpochObjective(loop.Objective, Protocol):
@@ -42,9 +40,8 @@ def resolve_run_machine(
     options: FinetuneRunSettings,
     config: ModelConfig,
     batch_tokens: int,
-    progress: Progress,
+    context: RunContext,
     *,
-    processes: ProcessGroup = SINGLE_PROCESS,
     is_encoder_frozen: bool = False,
 ) -> device.Machine:
     """Return the device, precision, attention kernel and threads of the run.
@@ -53,8 +50,7 @@ def resolve_run_machine(
         options: Settings of the run.
         config: Sizes of the model.
         batch_tokens: Number of tokens per step of all processes.
-        progress: Receives log messages.
-        processes: The processes of the run.
+        context: Processes and progress of the run.
         is_encoder_frozen: Whether no weights of the encoder are trained.
 
     Raises:
@@ -66,8 +62,8 @@ def resolve_run_machine(
         options.attention_kernel,
         attention_dropout=config.attention_dropout,
         head_dim=config.head_dim,
-        threads=_choose_thread_count(options, progress),
-        processes=processes,
+        threads=_choose_thread_count(options, context.progress),
+        processes=context.processes,
     )
     # The check assumes that all weights are trained, which needs memory for gradients and moments.
     if options.num_frozen_layers is None and not is_encoder_frozen:
@@ -124,19 +120,16 @@ def _check_is_trainable(model: nn.Module) -> None:
 
 
 def train_and_save(
-    settings: RunSettingsType,
+    settings: SettingsType,
     model: nn.Module,
     objective: EpochObjective,
     machine: device.Machine,
-    run: Path,
-    processes: ProcessGroup,
-    progress: Progress,
+    context: RunContext,
     *,
-    is_new: bool,
     metric_names: list[str],
     higher_is_better: bool,
     counts: Mapping[str, ExampleCounts],
-    save_model: Callable[[RunSettingsType, dict[str, float]], None],
+    save_model: Callable[[SettingsType, dict[str, float]], None],
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result.
 
@@ -146,17 +139,17 @@ def train_and_save(
         model: The model to train, on the device of ``machine``.
         objective: Computes the losses and the held-out metrics.
         machine: Device, precision, attention kernel and threads.
-        run: Run directory.
-        processes: The processes of the run.
-        progress: Receives log messages and progress.
-        is_new: Whether the run must select its number of steps.
+        context: Directory, processes and progress of the run, and whether it is new.
         metric_names: Names of the held-out metrics; the first one selects the best epoch.
         higher_is_better: Whether a higher value of the first metric is better.
         counts: For each file, how many examples were read, skipped and truncated.
         save_model: Writes the model, given the settings of the run and its held-out metrics.
     """
+    run, processes, progress = context.run, context.processes, context.progress
     _check_is_trainable(model)
-    resolved = _select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
+    resolved = _select_on_machine(
+        settings, machine, objective.steps_per_epoch, is_new=context.is_new
+    )
     must_write_settings = resolved is not settings
     settings = processes.broadcast(resolved)
     if must_write_settings and processes.is_main:
@@ -174,8 +167,17 @@ def train_and_save(
         metrics = _evaluate_model(model, objective, processes)
 
     def finish() -> FinetuneResult:
-        steps = values.schedule.total_steps()
-        result = create_result(run, outcome, steps, metric_names, metrics, counts)
+        result = FinetuneResult(
+            run=run,
+            model=None,
+            signal=outcome.signal,
+            step=outcome.state.step,
+            steps=values.schedule.total_steps(),
+            metric_names=metric_names,
+            metrics=metrics,
+            counts={name: file_counts.as_dict() for name, file_counts in counts.items()},
+            seconds=outcome.state.seconds,
+        )
         if outcome.signal is not None:
             return result
         save_model(settings, metrics)
@@ -187,8 +189,8 @@ def train_and_save(
 
 
 def _select_on_machine(
-    settings: RunSettingsType, machine: device.Machine, steps_per_epoch: int, *, is_new: bool
-) -> RunSettingsType:
+    settings: SettingsType, machine: device.Machine, steps_per_epoch: int, *, is_new: bool
+) -> SettingsType:
     """Return the settings with the values that a run selects; the same object if it selects none.
 
     These are the device, precision, attention kernel and threads, unless they are already selected,

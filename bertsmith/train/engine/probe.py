@@ -6,7 +6,7 @@ The probe changes the weights; the caller initializes them again afterwards.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 #: Maximum number of steps before the measurement.
@@ -59,10 +59,6 @@ class Cost:
         evaluation_seconds = self.estimate_evaluation_seconds(num_eval_sequences)
         return steps * self.step_seconds + math.ceil(steps / eval_every) * evaluation_seconds
 
-    def without_evaluations(self) -> "Cost":
-        """Return the cost if evaluations took no time."""
-        return replace(self, evaluation_seconds=0.0)
-
     def estimate_evaluation_seconds(self, num_eval_sequences: int) -> float:
         """Return the expected duration of an evaluation of at most ``num_eval_sequences``."""
         return self.evaluation_seconds * min(num_eval_sequences / self.num_eval_sequences, 1.0)
@@ -105,16 +101,6 @@ def _time_step(micro_batches: list[Any], take_step: Callable[[int, list[Any]], N
     start_time = time.perf_counter()
     take_step(0, micro_batches)
     return time.perf_counter() - start_time
-
-
-def measure_median_step_seconds(
-    batches: Iterator[list[Any]],
-    take_step: Callable[[int, list[Any]], None],
-    seconds: float = PROBE_SECONDS,
-) -> tuple[float, list[list[Any]]]:
-    """Call ``measure_steps``, and return the median time of a step and the measured batches."""
-    times, measured_batches = measure_steps(batches, take_step, seconds)
-    return sorted(times)[len(times) // 2], measured_batches
 
 
 def is_noisy(times: Sequence[float]) -> bool:

@@ -3,7 +3,7 @@
 Also checks that all processes of a run have the same settings.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -11,10 +11,8 @@ from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.runtime.device import Machine
 from bertsmith.runtime.process_group import ProcessGroup
-from bertsmith.settings import Settings
+from bertsmith.settings import Settings, SettingsType
 from bertsmith.train.engine.run_directory import ID_KEYS, find_differences
-
-SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def needs_machine(settings: Settings) -> bool:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from bertsmith.errors import RunError
 from bertsmith.files import hold_lock, write_atomic
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.settings import Settings, get_table, read_stored_settings
+from bertsmith.settings import SettingsType, get_table, read_stored_settings
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: The model directory of a run.
@@ -43,7 +43,6 @@ _USER_SET_PREFIXES = (
 _MAX_LIST_ITEMS = 12
 #: Maximum number of added and of removed items that are printed of longer lists.
 _MAX_CHANGES = 3
-SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def check_run_directory(run: Path) -> None:

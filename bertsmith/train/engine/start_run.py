@@ -1,54 +1,26 @@
 """Starts or resumes a fine-tuning run in one or several processes."""
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.runtime.process_group import ProcessGroup, join_process_group
-from bertsmith.settings import Settings
-from bertsmith.train.engine.data_files import SettingsType
-from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
+from bertsmith.runtime.process_group import join_process_group
+from bertsmith.settings import SettingsType
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext, open_run
+from bertsmith.train.engine.run_device import check_norm, check_same_settings, set_world_size
 from bertsmith.train.engine.run_directory import check_run_directory, create_and_lock_run
 from bertsmith.train.engine.threads import restore_torch_settings
 
 Inputs = TypeVar("Inputs")
-Inputs_contra = TypeVar("Inputs_contra", contravariant=True)
-SettingsType_contra = TypeVar("SettingsType_contra", bound=Settings, contravariant=True)
-
-
-class TrainFunction(Protocol[SettingsType_contra, Inputs_contra]):
-    """Trains or resumes a run whose directory is locked."""
-
-    def __call__(
-        self,
-        settings: SettingsType_contra,
-        inputs: Inputs_contra,
-        run: Path,
-        processes: ProcessGroup,
-        progress: Progress,
-        *,
-        is_new: bool,
-    ) -> FinetuneResult:
-        """Return the result of the run.
-
-        Args:
-            settings: Settings of the run: the stored ones if it is resumed.
-            inputs: The start model and the examples.
-            run: Run directory.
-            processes: The processes of the run.
-            progress: Receives log messages and progress, in the main process.
-            is_new: Whether the run has no stored settings.
-        """
 
 
 def start_run(
     run: Path,
     table: str,
     overrides: Mapping[str, Any],
-    load: Callable[[ProcessGroup], tuple[SettingsType, Inputs]],
-    train: TrainFunction[SettingsType, Inputs],
+    load: Callable[[], tuple[SettingsType, Inputs]],
+    train: Callable[[SettingsType, Inputs, RunContext], FinetuneResult],
     progress: Progress | None,
 ) -> FinetuneResult:
     """Load the settings and data of a run, lock its directory and train, unless it is finished.
@@ -58,7 +30,8 @@ def start_run(
         table: The settings table with the data files, such as "embedding".
         overrides: The settings that the user has set.
         load: Returns the settings, and the start model and the examples.
-        train: Trains or resumes the run.
+        train: Trains or resumes the run with the stored settings, or those of ``load`` if the run
+            is new.
         progress: Receives log messages and progress.
 
     Raises:
@@ -69,22 +42,19 @@ def start_run(
             progress = NullProgress()
         if processes.is_main:
             check_run_directory(run)
-        settings, inputs = load(processes)
-        run_settings: Any = settings
+        settings, inputs = load()
+        settings = set_world_size(settings, processes)
+        values: Any = settings
+        check_norm(values.model, processes)
+        check_same_settings(settings, processes)
         with (
             create_and_lock_run(run, is_main=processes.is_main),
-            restore_torch_settings(run_settings.run.threads),
+            restore_torch_settings(values.run.threads),
         ):
             stored_settings, finished_result = processes.run_on_main(
-                lambda: open_run(run, settings, overrides, progress, attrgetter(table))
+                lambda: open_run(run, settings, overrides, progress, table)
             )
             if finished_result is not None:
                 return finished_result
-            return train(
-                stored_settings or settings,
-                inputs,
-                run,
-                processes,
-                progress,
-                is_new=stored_settings is None,
-            )
+            context = RunContext(run, processes, progress, is_new=stored_settings is None)
+            return train(stored_settings or settings, inputs, context)

@@ -19,25 +19,19 @@ from bertsmith.bundle import (
 from bertsmith.errors import SettingsError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import Progress
-from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.families import resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
     train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_device import (
-    check_norm,
-    check_same_settings,
-    set_world_size,
-)
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.finetuning.objective import FinetuningObjective, encode_task_data
@@ -92,18 +86,14 @@ def finetune(
         Path(out),
         "task",
         overrides,
-        lambda processes: _load(task, start, data, overrides, processes),
+        lambda: _load(task, start, data, overrides),
         _train,
         progress,
     )
 
 
 def _load(
-    task: str,
-    model: Path,
-    data: Path | None,
-    overrides: Mapping[str, Any],
-    processes: ProcessGroup,
+    task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> tuple[FinetuneSettings, tuple[FineTunedBundle, HeadConfig, TaskData]]:
     """Return the settings of a run, the model with its new head, and the examples."""
     settings = resolve_task_settings(task, model, data, overrides)
@@ -117,20 +107,13 @@ def _load(
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
     bundle = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
-    settings = set_world_size(resolve_model_settings(settings, bundle), processes)
-    check_norm(settings.model, processes)
-    check_same_settings(settings, processes)
-    return settings, (bundle, head, examples)
+    return resolve_model_settings(settings, bundle), (bundle, head, examples)
 
 
 def _train(
     settings: FinetuneSettings,
     inputs: tuple[FineTunedBundle, HeadConfig, TaskData],
-    run: Path,
-    processes: ProcessGroup,
-    progress: Progress,
-    *,
-    is_new: bool,
+    context: RunContext,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, head, data = inputs
@@ -141,8 +124,7 @@ def _train(
         settings.run,
         settings.model,
         min(settings.task.batch_size, len(train)) * mean_tokens,
-        progress,
-        processes=processes,
+        context,
         is_encoder_frozen=settings.features is not None and settings.features.frozen,
     )
     model = bundle.model.to(machine.device)
@@ -160,26 +142,23 @@ def _train(
         is_compiled=settings.run.is_compiled(machine.device.type),
     )
     _freeze_layers(bundle, settings.run.num_frozen_layers)
-    log_run_summary(progress, run, settings.task, bundle, data, machine)
+    log_run_summary(context.progress, context.run, settings.task, bundle, data, machine)
 
     def save_model(settings: FinetuneSettings, metrics: dict[str, float]) -> None:
-        warn_below_majority_class(progress, settings.task, data, metrics)
+        warn_below_majority_class(context.progress, settings.task, data, metrics)
         info = {
             "task": settings.task.name,
             "provenance": dump_settings(settings),
             "heldout_metrics": metrics,
         }
-        save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
+        save_fine_tuned(context.run / MODEL_DIR, model, bundle.tokenizer, head, info)
 
     return train_and_save(
         settings,
         model,
         objective,
         machine,
-        run,
-        processes,
-        progress,
-        is_new=is_new,
+        context,
         metric_names=settings.task.metrics,
         higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
         counts=data.counts,

@@ -25,10 +25,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     get_model_overrides,
     resolve_length,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 #: Default epochs: the middle value of the grid in appendix A.3.
 _DEFAULT_EPOCHS = 3.0

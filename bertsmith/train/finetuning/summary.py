@@ -15,11 +15,7 @@ from bertsmith.tasks.label_counts import (
     summarize_labels,
 )
 from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings
-from bertsmith.train.engine.example_counts import (
-    format_heldout_sizes,
-    log_example_counts,
-    warn_unknown_tokens,
-)
+from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
 from bertsmith.train.finetuning.task_data import TaskData
 
 
@@ -44,9 +40,7 @@ def log_run_summary(
         progress.log(f"newly initialized: {', '.join(bundle.info['newly_initialized'])}")
     for note in bundle.notes():
         progress.log(note)
-    for name, counts in data.counts.items():
-        log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, data.counts)
+    log_counts(progress, data.counts)
     for name, examples in {"train": data.train, **data.heldout}.items():
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
     for warning in get_label_warnings(data.train, task):

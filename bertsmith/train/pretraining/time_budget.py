@@ -1,5 +1,6 @@
 """Time budgets of pre-training: estimates the time for everything except training steps."""
 
+from dataclasses import replace
 from time import perf_counter
 
 from bertsmith.errors import MissingExtraError
@@ -100,9 +101,8 @@ def describe_budget(
     assert resolved.schedule.minutes is not None
     text = f"about {count_noun(steps, 'step')} in {format_minutes(resolved.schedule.minutes)}"
     num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
-    _, unlimited_evaluations = recipes.estimate_num_steps(
-        settings, cost.without_evaluations(), seconds
-    )
+    without_evaluations = replace(cost, evaluation_seconds=0.0)
+    _, unlimited_evaluations = recipes.estimate_num_steps(settings, without_evaluations, seconds)
     if (num_evaluations, num_sequences) == (unlimited_evaluations, cost.num_eval_sequences):
         return text
     evaluations = count_noun(num_evaluations, "evaluation")

@@ -19,32 +19,22 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import (
-    format_heldout_sizes,
-    log_example_counts,
-    warn_unknown_tokens,
-)
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
+from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
     train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_device import check_norm, check_same_settings, set_world_size
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
-from bertsmith.train.reranking.settings import (
-    RerankingRunSettings,
-    read_overrides,
-    resolve_settings,
-)
+from bertsmith.train.reranking.settings import RerankingRunSettings, resolve_settings
 from bertsmith.train.reranking.training_data import RerankingData, read_data
 
 #: The head of a reranker. In config.json it is a regression with one output.
@@ -82,19 +72,19 @@ def finetune_reranker(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_table_overrides("reranking", config, values, assignments)
     return start_run(
         run,
         "reranking",
         overrides,
-        lambda processes: _load(model, files, overrides, processes),
+        lambda: _load(model, files, overrides),
         _train,
         progress,
     )
 
 
 def _load(
-    model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
+    model: Path, files: Sequence[Path], overrides: Mapping[str, Any]
 ) -> tuple[RerankingRunSettings, tuple[FineTunedBundle, RerankingData]]:
     """Return the settings of a run, the start model and the examples."""
     settings = resolve_settings(model, files, overrides)
@@ -112,9 +102,6 @@ def _load(
         }
     )
     settings = settings.model_copy(update={"model": bundle.config, "reranking": reranking})
-    settings = set_world_size(settings, processes)
-    check_norm(settings.model, processes)
-    check_same_settings(settings, processes)
     return settings, (bundle, examples)
 
 
@@ -132,18 +119,12 @@ def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int
 def _train(
     settings: RerankingRunSettings,
     inputs: tuple[FineTunedBundle, RerankingData],
-    run: Path,
-    processes: ProcessGroup,
-    progress: Progress,
-    *,
-    is_new: bool,
+    context: RunContext,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, data = inputs
     batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
-    machine = resolve_run_machine(
-        settings.run, settings.model, batch_tokens, progress, processes=processes
-    )
+    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -157,21 +138,18 @@ def _train(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
     )
-    _log_summary(progress, run, settings, bundle, data, machine)
+    _log_summary(context.progress, context.run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
 
     def save_model(settings: RerankingRunSettings, metrics: dict[str, float]) -> None:
-        save_reranker(run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
+        save_reranker(context.run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
 
     return train_and_save(
         settings,
         model,
         objective,
         machine,
-        run,
-        processes,
-        progress,
-        is_new=is_new,
+        context,
         metric_names=list(first_heldout.metric_names),
         higher_is_better=True,
         counts=data.counts,
@@ -246,6 +224,4 @@ def _log_summary(
         f"loss {reranking.loss}, batches of {reranking.get_batch_size()} {unit}{negatives}, "
         f"up to {reranking.max_seqlen} tokens"
     )
-    for name, counts in data.counts.items():
-        log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, data.counts)
+    log_counts(progress, data.counts)

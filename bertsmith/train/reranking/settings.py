@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings
 from bertsmith.tasks.reranking_settings import RerankingSettings
@@ -12,12 +11,9 @@ from bertsmith.train.engine.finetuning_overrides import (
     build_run_values,
     check_data_files,
     compute_default_lr,
-    read_table_overrides,
 )
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
-from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
 _DEFAULT_EPOCHS = 3.0
 
@@ -31,13 +27,6 @@ class RerankingRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-
-
-def read_overrides(
-    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Return the user's settings as nested tables; see ``read_table_overrides``."""
-    return read_table_overrides("reranking", config, values, assignments)
 
 
 def resolve_settings(
@@ -67,22 +56,3 @@ def resolve_settings(
     settings = RerankingRunSettings.parse(values, "the settings")
     check_data_files(settings.reranking, settings.reranking.list_files())
     return settings
-
-
-def check_arguments(
-    model: Path,
-    data: Sequence[Path],
-    out: Path,
-    config: Path | str | None,
-    assignments: Sequence[str],
-    values: Mapping[str, Any],
-) -> None:
-    """Check the arguments of ``finetune_reranker`` without importing torch.
-
-    Raises:
-        BertsmithError: If ``finetune_reranker`` would reject these arguments.
-    """
-    check_run_directory(out)
-    overrides = read_overrides(config, values, assignments)
-    locate_model(model)
-    resolve_settings(pin_model_path(model), data, overrides)

@@ -15,7 +15,7 @@ from bertsmith.model.task_models import BertForSequenceClassification
 from bertsmith.runtime.device import Machine
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.settings import FinetuneRunSettings
 from bertsmith.train.finetuning.objective import FinetuningObjective
 from bertsmith.train.finetuning.settings import TaskRunSettings
 from tests.model.examples import make_prime_size_config
