@@ -23,7 +23,7 @@ RESULT_FILE = "result.json"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the training of a run needs besides its settings and inputs.
+    """Directory, processes and progress of a run that is trained.
 
     Attributes:
         run: Run directory, which is locked.
