@@ -3,6 +3,7 @@
 import base64
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -175,20 +176,18 @@ class EmbeddingRoutes:
         """Embed tokens: one vector per token of each text."""
         inputs = list_inputs(body.inputs)
         settings = body.to_vector_settings()
-
-        def embed_tokens(deadline: Deadline) -> list[Floats]:
-            return compute_token_matrices(
-                self._service,
-                body.model,
-                inputs,
-                settings,
-                deadline,
-                truncate=body.truncate,
-                truncation_side=body.truncation_direction,
-                prompt_name=body.prompt_name,
-            )
-
-        vectors = await self._executor.run_in_thread(request, embed_tokens)
+        compute = partial(
+            compute_token_matrices,
+            self._service,
+            body.model,
+            inputs,
+            settings,
+            request.state.deadline,
+            truncate=body.truncate,
+            truncation_side=body.truncation_direction,
+            prompt_name=body.prompt_name,
+        )
+        vectors = await self._executor.run_in_thread(request, compute)
         return await self._create_vectors_response(vectors)
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
