@@ -325,7 +325,7 @@ class RequestMiddleware:
                 return None
             if b"authorization" in request.headers:
                 await self._sleep(self._failed_logins.record(scope[CLIENT_KEY]))
-            return self._keys.get_any().create_unauthorized_response(request.headers)
+            return self._keys.create_unauthorized_response(request.headers)
         request.key_name = key.name
         if len(self._keys) > 1:
             scope[CLIENT_KEY] = f"key {key.name}"
