@@ -20,10 +20,10 @@ from starlette.responses import Response
 from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.answer_memory import AnswerMemory, AnswerReservation
 from bertsmith.serve.clients import (
-    ADMISSION_KEY,
     ANSWER_KEY,
     CLIENT_KEY,
     HEALTH_PATHS,
+    RECORD_TOKENS_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
     ConcurrencyLimit,
@@ -195,9 +195,9 @@ class RequestMiddleware:
                 # The size of a chunked body is known when it is complete.
                 receive = await self._receive_body(request, receive)
             num_bytes = request.body.num_bytes if length is None else int(length)
-            with self._admission.admit(scope[CLIENT_KEY], get_path(scope), num_bytes) as scope[
-                ADMISSION_KEY
-            ]:
+            path = get_path(scope)
+            with self._admission.admit(scope[CLIENT_KEY], path, num_bytes) as record_tokens:
+                scope[RECORD_TOKENS_KEY] = record_tokens
                 if length is not None:
                     receive = await self._receive_body(request, receive)
                 await self._run_if_room(scope, receive, send)

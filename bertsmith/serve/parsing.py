@@ -13,9 +13,9 @@ from pydantic_core import from_json
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
 from bertsmith.serve.clients import (
-    ADMISSION_KEY,
     ANSWER_KEY,
     CLIENT_KEY,
+    RECORD_TOKENS_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
 )
@@ -128,7 +128,7 @@ class BodyParser:
             self._settings.request_timeout_seconds,
             request.scope.get(CLIENT_KEY, ""),
             request.scope.get(TOKEN_BUCKET_KEY),
-            request.scope[ADMISSION_KEY].record_tokens,
+            request.scope[RECORD_TOKENS_KEY],
             request.scope.get(TRACE_KEY),
             request.scope[ANSWER_KEY].reserve,
             request.scope[ANSWER_KEY].shrink,
