@@ -78,61 +78,26 @@ class RecentRequests:
         return int(min(estimates, default=0.0))
 
 
-class AdmissionTicket:
-    """An admitted request, whose estimated tokens are reserved until the exact number is known."""
-
-    def __init__(
-        self,
-        batcher: Batcher,
-        recent_requests: RecentRequests,
-        demand: TokenDemand,
-        path: str,
-        num_bytes: int,
-    ) -> None:
-        self._batcher = batcher
-        self._recent_requests = recent_requests
-        self._demand = demand
-        self._path = path
-        self._num_bytes = num_bytes
-
-    def record_tokens(self, num_tokens: int) -> None:
-        """End the reservation, and remember the tokens of the request."""
-        self.close()
-        if self._num_bytes:
-            self._recent_requests.record(
-                self._demand.client, self._path, self._num_bytes, num_tokens
-            )
-
-    def close(self) -> None:
-        """End the reservation."""
-        if self._demand.num_tokens:
-            self._batcher.release(self._demand)
-
-
 class EarlyAdmission:
     """Admits requests by the size of their bodies."""
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        timeout_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, batcher: Batcher, timeout_seconds: float) -> None:
         """Admit requests to the queue of a batcher.
 
         Args:
             batcher: the batcher.
             timeout_seconds: time to answer a request.
-            clock: returns the time in seconds; the batcher uses the same clock.
         """
         self._batcher = batcher
         self._timeout_seconds = timeout_seconds
-        self._clock = clock
-        self._recent_requests = RecentRequests(clock)
+        self._recent_requests = RecentRequests()
 
     @contextmanager
-    def admit(self, client: str, path: str, num_bytes: int) -> Iterator[AdmissionTicket]:
+    def admit(self, client: str, path: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
         """Reserve room in the queue for a request, within the block.
+
+        Yields a function that takes the number of tokens of the request when it is known. The
+        function ends the reservation and remembers the tokens.
 
         Args:
             client: client that sent the request.
@@ -143,11 +108,20 @@ class EarlyAdmission:
             BusyError: the server cannot answer the request in time.
         """
         num_tokens = self._recent_requests.estimate(client, path, num_bytes)
-        demand = TokenDemand(client, num_tokens, self._clock() + self._timeout_seconds)
+        demand = TokenDemand(client, num_tokens, time.monotonic() + self._timeout_seconds)
+
+        def release() -> None:
+            if num_tokens:
+                self._batcher.release(demand)
+
+        def record_tokens(num_request_tokens: int) -> None:
+            release()
+            if num_bytes:
+                self._recent_requests.record(client, path, num_bytes, num_request_tokens)
+
         if num_tokens:
             self._batcher.reserve(demand)
-        ticket = AdmissionTicket(self._batcher, self._recent_requests, demand, path, num_bytes)
         try:
-            yield ticket
+            yield record_tokens
         finally:
-            ticket.close()
+            release()

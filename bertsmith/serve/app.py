@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.batching import ComputedBatch
@@ -28,7 +29,6 @@ from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.openapi import build_openapi
 from bertsmith.serve.page import Page
-from bertsmith.serve.receiving import App
 from bertsmith.serve.rerank import RerankRoutes
 from bertsmith.serve.responses import Status
 from bertsmith.serve.routes import TaskRoutes
@@ -108,7 +108,7 @@ def create_app(
     routes = _add_routes(app, executor)
     if has_page:
         app.router.routes.extend(Page().routes())
-    handler: App = EndpointDispatcher(app, routes)
+    handler: ASGIApp = EndpointDispatcher(app, routes)
     if hosts is not None:
         handler = HostCheck(handler, hosts)
     middleware = RequestMiddleware(

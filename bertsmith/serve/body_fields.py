@@ -4,7 +4,7 @@ The number of validation errors is limited, even if an invalid body is very larg
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 from bertsmith.compatibility import upgrade_request
 from bertsmith.serve.limits import check_limit
 
+Item = TypeVar("Item")
 #: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
 BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<ids>", "<id lists>"})
 
@@ -83,24 +84,31 @@ def select_ids_branch(value: Any) -> str:
     return "<id lists>" if is_nested else "<ids>"
 
 
-Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
-#: A text or a list of texts.
-Inputs = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(select_branch)
+#: A list of at least one item, and at most as many as a request may have texts.
+Items = Annotated[list[Item], FailFastList("texts"), Field(min_length=1)]
+#: An item or a list of items.
+OneOrSeveral = Annotated[
+    Annotated[Item, Tag("<one>")] | Annotated[Items[Item], Tag("<list>")],
+    Discriminator(select_branch),
 ]
+Texts = Items[str]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], FailFastList(), Field(min_length=1)]
 #: A text, texts, or the token ids of one or several texts.
 TextsOrTokenIds = Annotated[
     Annotated[str, Tag("<one>")]
     | Annotated[Texts, Tag("<list>")]
     | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
+    | Annotated[Items[TokenIds], Tag("<id lists>")],
     Discriminator(select_input_branch),
     Field(description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."),
 ]
 #: [A] or [A, B].
 TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
 TextPair = tuple[str, str]
+#: A text, or a pair [A, B].
+TextOrTextPair = Annotated[
+    Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")], Discriminator(select_branch)
+]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Truncate = Annotated[

@@ -13,8 +13,8 @@ HEALTH_PATHS: Final = ("/health", "/ready")
 CLIENT_KEY: Final = "bertsmith.client"
 #: Key of the client's ``TokenBucket`` in an ASGI scope.
 TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
-#: Key of the request's ``AdmissionTicket`` in an ASGI scope.
-ADMISSION_KEY: Final = "bertsmith.admission"
+#: Key, in an ASGI scope, of the function that ``EarlyAdmission.admit`` yields for the request.
+RECORD_TOKENS_KEY: Final = "bertsmith.record_tokens"
 #: Key of the request's ``AnswerReservation`` in an ASGI scope.
 ANSWER_KEY: Final = "bertsmith.answer"
 #: Key of the context of the request's spans in an ASGI scope.

@@ -3,22 +3,21 @@
 FastAPI still describes the endpoints (OpenAPI), and answers all other requests.
 """
 
-from collections.abc import Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.serve.clients import get_path
 from bertsmith.serve.errors import create_exception_response
-from bertsmith.serve.receiving import App, Receive, Send
 
 
 class EndpointDispatcher:
     """ASGI app that calls the POST endpoints of routers; another app answers other requests."""
 
-    def __init__(self, app: App, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         """Find the POST endpoints.
 
         Args:
@@ -32,7 +31,7 @@ class EndpointDispatcher:
             if isinstance(route, APIRoute) and "POST" in (route.methods or ())
         }
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
         endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST":

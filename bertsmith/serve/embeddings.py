@@ -3,6 +3,7 @@
 import base64
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +41,6 @@ from bertsmith.serve.vectors import (
     resolve_vector_settings,
     submit_embeddings,
 )
-from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings
 
@@ -81,16 +81,20 @@ class EmbeddingRoutes:
         model: str | ServedModel | None,
         texts: Any,
         settings: VectorSettings,
+        dimensions: int | None = None,
         **options: Any,
-    ) -> tuple[PendingEmbeddings, list[Any]]:
+    ) -> tuple[PendingEmbeddings, list[Floats]]:
         """Submit texts to the batcher; return the submission and, once computed, the vectors.
 
-        ``texts`` are texts or token ids, and ``options`` are those of ``submit_embeddings``.
+        ``texts`` are texts or token ids, the vectors are shortened to ``dimensions`` elements, and
+        ``options`` are those of ``submit_embeddings``.
         """
         # The model may be replaced before the texts are submitted.
         served_model = self._service.find_model(model, "embed")
         embedder = served_model.embedder
         spec = resolve_vector_settings(embedder, settings)
+        if dimensions is not None and dimensions > spec.width:
+            raise InputError(f"dimensions is {dimensions:,}; expected 1 to {spec.width:,}")
         num_vector_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
         num_bytes = max(num_vector_bytes, options.get("num_answer_bytes", 0))
         # A large request tokenizes, and waits for memory, in a thread.
@@ -110,7 +114,7 @@ class EmbeddingRoutes:
             return pending.future
 
         vectors = await self._executor.await_future(request, submit, in_thread=is_large)
-        return submitted[0], vectors
+        return submitted[0], shorten_vectors(vectors, dimensions)
 
     async def create_openai_embeddings(self, request: Request, body: OpenAiBody) -> Response:
         """Embed texts (OpenAI's API): vectors as lists of floats, or float32 bytes in base64.
@@ -120,16 +124,12 @@ class EmbeddingRoutes:
         """
         texts = list_inputs(body.input)
         model = self._service.find_model(body.model, "embed")
-        embedder = model.embedder
         # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
         # files of a sentence-transformers model say whether its vectors are normalized.
-        settings = _NORMALIZED if embedder.pooling_config is None else _DEFAULT
-        check_dimensions(body.dimensions, embedder, settings)
+        settings = _NORMALIZED if model.embedder.pooling_config is None else _DEFAULT
         pending, vectors = await self._compute_vectors(
-            request, model, texts, settings, prompt_name=body.prompt_name
+            request, model, texts, settings, body.dimensions, prompt_name=body.prompt_name
         )
-        vectors = shorten_vectors(vectors, body.dimensions)
-
         pieces = _iter_openai_pieces(pending, vectors, body.encoding_format)
         response = await self._create_response(pieces, _count_elements(vectors))
         return _add_truncated_header(response, pending)
@@ -155,40 +155,34 @@ class EmbeddingRoutes:
     async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: one vector per text."""
         settings = body.to_vector_settings(pooling=body.pooling, normalize=body.normalize)
-        texts = list_inputs(body.inputs)
-        model = self._service.find_model(body.model, "embed")
-        embedder = model.embedder
-        check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(
             request,
-            model,
-            texts,
+            body.model,
+            list_inputs(body.inputs),
             settings,
+            body.dimensions,
             truncate=body.truncate,
             truncation_side=body.truncation_direction,
             prompt_name=body.prompt_name,
         )
-        vectors = shorten_vectors(vectors, body.dimensions)
         return _add_truncated_header(await self._create_vectors_response(vectors), pending)
 
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
         inputs = list_inputs(body.inputs)
         settings = body.to_vector_settings()
-
-        def embed_tokens(deadline: Deadline) -> list[Floats]:
-            return compute_token_matrices(
-                self._service,
-                body.model,
-                inputs,
-                settings,
-                deadline,
-                truncate=body.truncate,
-                truncation_side=body.truncation_direction,
-                prompt_name=body.prompt_name,
-            )
-
-        vectors = await self._executor.run_in_thread(request, embed_tokens)
+        compute = partial(
+            compute_token_matrices,
+            self._service,
+            body.model,
+            inputs,
+            settings,
+            request.state.deadline,
+            truncate=body.truncate,
+            truncation_side=body.truncation_direction,
+            prompt_name=body.prompt_name,
+        )
+        vectors = await self._executor.run_in_thread(request, compute)
         return await self._create_vectors_response(vectors)
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
@@ -228,13 +222,6 @@ class EmbeddingRoutes:
         if num_elements > _MAX_BUFFERED_NUMBERS:
             return self._executor.stream_response(pieces)
         return await self._executor.encode_response(lambda: b"".join(pieces), num_elements)
-
-
-def check_dimensions(dimensions: int | None, embedder: Embedder, settings: VectorSettings) -> None:
-    """Raise InputError if the vectors have fewer elements than a client wants."""
-    width = resolve_vector_settings(embedder, settings).width
-    if dimensions is not None and dimensions > width:
-        raise InputError(f"dimensions is {dimensions:,}; expected 1 to {width:,}")
 
 
 def shorten_vectors(vectors: Sequence[Floats], dimensions: int | None) -> list[Floats]:

@@ -48,15 +48,15 @@ def get_task(path: str) -> str:
     return task if task in (*tasks, "inspect") else "embed"
 
 
-def build_example(path: str, models: Sequence[ServedModel]) -> dict[str, Any] | None:
+def build_example(path: str, models: Sequence[ServedModel]) -> dict[str, Any]:
     """Return an example body that names the first loaded model which supports the endpoint.
 
-    Returns:
-        The body, without a model if no loaded model supports the endpoint; None if the endpoint
-        takes no body.
+    Without such a model, the body names none.
+
+    Args:
+        path: path of an endpoint that takes a body.
+        models: the loaded models.
     """
-    if path not in _BODIES:
-        return None
     model = next((model for model in models if get_task(path) in model.tasks), None)
     body = _BODIES[path]
     if model is None:

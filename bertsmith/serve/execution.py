@@ -3,21 +3,26 @@
 import asyncio
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bertsmith.serve.deadline import Deadline, DisconnectedError, create_deadline_error
-from bertsmith.serve.parsing import BodyParser
+from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER, BodyParser
 from bertsmith.serve.sending import CONNECTION_KEY, MIN_PROGRESS_BYTES, Connection
 from bertsmith.serve.service import Service
+from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
 Result = TypeVar("Result")
 #: Largest response, in numbers, that is serialized on the event loop. Serializing a larger response
@@ -39,12 +44,40 @@ class RequestExecutor:
         self._encoder = ThreadPoolExecutor(1, "encoder")
 
     def create_router(self) -> APIRouter:
-        """Return a router whose POST endpoints take ``(request, parsed body)``."""
-        return APIRouter(route_class=self._parser.create_route_class())
+        """Return a router whose POST endpoints take ``(request, parsed body)``.
 
-    async def run_in_thread(
-        self, request: Request, function: Callable[[Deadline], Result]
-    ) -> Result:
+        As in FastAPI, an ``async def`` endpoint runs on the event loop, and a ``def`` endpoint in a
+        thread, where it may tokenize and wait for results. Both find the request's deadline in
+        ``request.state.deadline``. The header ``UNKNOWN_SHARE_HEADER`` is added to their responses
+        if necessary.
+        """
+        parse, run_in_thread = self._parser.parse, self.run_in_thread
+
+        class ParsedRoute(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                if self.body_field is None:
+                    return super().get_route_handler()
+                endpoint = self.endpoint
+                model = self.body_field.field_info.annotation
+                assert isinstance(model, type)
+                assert issubclass(model, BaseModel)
+                is_async = iscoroutinefunction(endpoint)
+
+                async def handle(request: Request) -> Response:
+                    call = partial(endpoint, request, await parse(request, model))
+                    response: Response = await (
+                        call() if is_async else run_in_thread(request, call)
+                    )
+                    share = request.state.deadline.token_counts.unknown_share
+                    if share > MAX_UNKNOWN_SHARE:
+                        response.headers[UNKNOWN_SHARE_HEADER] = f"{share:.4g}"
+                    return response
+
+                return handle
+
+        return APIRouter(route_class=ParsedRoute)
+
+    async def run_in_thread(self, request: Request, function: Callable[[], Result]) -> Result:
         """Call ``function`` in a thread and return its result.
 
         A large response is returned when there is memory for it, unless ``function`` has reserved
@@ -55,15 +88,15 @@ class RequestExecutor:
             DeadlineExceededError: the function did not return in time.
             DisconnectedError: the client disconnected.
         """
+        deadline: Deadline = request.state.deadline
 
-        def run(deadline: Deadline) -> Result:
-            result = function(deadline)
+        def run() -> Result:
+            result = function()
             deadline.reserve_answer(len(getattr(result, "body", b"")))
             return result
 
-        deadline: Deadline = request.state.deadline
         with _cancel_on_disconnect(request, deadline):
-            return await _await_future(deadline, self._threads.submit(run, deadline))
+            return await _await_future(deadline, self._threads.submit(run))
 
     async def await_future(
         self,

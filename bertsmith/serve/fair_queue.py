@@ -287,10 +287,6 @@ class FairQueue:
         """Return whether there are queued calls."""
         return any(size_class.num_calls for size_class in self._classes)
 
-    def is_large(self, call: Call | TokenDemand) -> bool:
-        """Return whether a call needs several batches."""
-        return call.num_tokens > self._max_batch_tokens
-
     def get_size_class(self, num_tokens: int) -> int:
         """Return the size class of a call: 0 for one batch, 1 for up to 4, 2 for up to 16, ..."""
         num_batches = max(-(-num_tokens // self._max_batch_tokens), 1)
@@ -310,10 +306,6 @@ class FairQueue:
         if call.num_tokens_queued:
             self.num_tokens -= call.num_tokens_queued
             self._classes[call.size_class].take_tokens(call, call.num_tokens_queued)
-
-    def get_class_tokens(self, size_class: int) -> int:
-        """Return the number of queued tokens of a size class."""
-        return self._classes[size_class].num_tokens
 
     def count_class_tokens(self) -> list[int]:
         """Return the number of queued tokens of each size class."""

@@ -69,7 +69,8 @@ class InferenceRoutes:
             raise InputError(f"parameters: {unused[0]!r} has no effect; leave it out")
         compute: Callable[..., Any] = getattr(self, f"_{task}")
 
-        def respond(deadline: Deadline) -> Response:
+        def respond() -> Response:
+            deadline: Deadline = request.state.deadline
             return to_json_response(compute(model, body.inputs, parameters, deadline))
 
         return await self._executor.run_in_thread(request, respond)

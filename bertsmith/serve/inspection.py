@@ -49,7 +49,6 @@ class InspectionRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
         post = self.router.post
@@ -57,93 +56,80 @@ class InspectionRoutes:
         post("/attention", response_model=AttentionResult)(self.attention)
         post("/attributions", response_model=AttributionsResult)(self.attributions)
 
-    async def word_distances(self, request: Request, body: WordDistancesBody) -> Response:
+    def word_distances(self, request: Request, body: WordDistancesBody) -> Response:
         """Compare one word's vectors in several texts: cosine distances in each layer."""
-
-        def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "inspect")
-            layers = _select_layers(body.layer, model.bundle.config.layers)
-            occurrences = compute_occurrences(
-                self._service, model, body.inputs, body.word, layers, deadline
+        deadline: Deadline = request.state.deadline
+        model = self._service.find_model(body.model, "inspect")
+        layers = _select_layers(body.layer, model.bundle.config.layers)
+        occurrences = compute_occurrences(
+            self._service, model, body.inputs, body.word, layers, deadline
+        )
+        vectors = np.stack([occurrence.vector for occurrence in occurrences])
+        # [number of occurrences, number of layers, D]
+        by_layer = vectors.reshape(len(occurrences), len(layers), -1)
+        items = (
+            _join_fields(
+                layer=orjson.dumps(layer),
+                distances=serialize_array(cosine_distances(by_layer[:, index])),
             )
-            vectors = np.stack([occurrence.vector for occurrence in occurrences])
-            # [number of occurrences, number of layers, D]
-            by_layer = vectors.reshape(len(occurrences), len(layers), -1)
-            items = (
-                _join_fields(
-                    layer=orjson.dumps(layer),
-                    distances=serialize_array(cosine_distances(by_layer[:, index])),
-                )
-                for index, layer in enumerate(layers)
+            for index, layer in enumerate(layers)
+        )
+        return create_json_response(
+            _join_fields(
+                word=orjson.dumps(body.word),
+                occurrences=orjson.dumps(list(map(_format_occurrence, occurrences))),
+                layers=join_json_items(items),
             )
-            return create_json_response(
-                _join_fields(
-                    word=orjson.dumps(body.word),
-                    occurrences=orjson.dumps(list(map(_format_occurrence, occurrences))),
-                    layers=join_json_items(items),
-                )
-            )
+        )
 
-        return await self._executor.run_in_thread(request, respond)
-
-    async def attention(self, request: Request, body: AttentionBody) -> Response:
+    def attention(self, request: Request, body: AttentionBody) -> Response:
         """Return attention probabilities: one row per query token, for each layer and head.
 
         Texts with more than 256 tokens are truncated.
         """
         text, pair = (body.inputs, None) if isinstance(body.inputs, str) else body.inputs
-
-        def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "inspect")
-            config = model.bundle.config
-            layers = _select_numbers("layer", body.layer, config.layers)
-            heads = _select_numbers("head", body.head, config.heads)
-            maps = self._service.attention(
-                model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
+        deadline: Deadline = request.state.deadline
+        model = self._service.find_model(body.model, "inspect")
+        config = model.bundle.config
+        layers = _select_numbers("layer", body.layer, config.layers)
+        heads = _select_numbers("head", body.head, config.heads)
+        maps = self._service.attention(
+            model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
+        )
+        size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
+        limit = self._service.settings.max_vector_elements
+        check_limit("probabilities", len(layers) * len(heads) * size * size, limit)
+        return create_json_response(
+            _join_fields(
+                tokens=orjson.dumps(maps.tokens),
+                segments=orjson.dumps(maps.segments),
+                num_removed_tokens=orjson.dumps(maps.num_removed_tokens),
+                maps=join_json_items(_iter_maps(maps, layers, heads, size)),
             )
-            size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
-            limit = self._service.settings.max_vector_elements
-            check_limit("probabilities", len(layers) * len(heads) * size * size, limit)
-            return create_json_response(
-                _join_fields(
-                    tokens=orjson.dumps(maps.tokens),
-                    segments=orjson.dumps(maps.segments),
-                    num_removed_tokens=orjson.dumps(maps.num_removed_tokens),
-                    maps=join_json_items(_iter_maps(maps, layers, heads, size)),
-                )
-            )
+        )
 
-        return await self._executor.run_in_thread(request, respond)
-
-    async def attributions(self, request: Request, body: AttributionsBody) -> Response:
+    def attributions(self, request: Request, body: AttributionsBody) -> Response:
         """Return how much each token changes the prediction of a classifier or regression model.
 
         Each token is replaced by [MASK] in turn. Texts can have at most 256 tokens.
         """
-
-        def respond(deadline: Deadline) -> Response:
-            bundle, compute = self._service.prepare_task(
-                body.model, "classify", [body.inputs], deadline
-            )
-            result = attribute(
-                bundle,
-                body.inputs,
-                body.label,
-                max_tokens=MAX_ATTRIBUTION_TOKENS,
-                compute=compute,
-            )
-            return to_json_response(
-                {
-                    "label": result.label,
-                    "score": result.score,
-                    "tokens": result.tokens,
-                    "segments": result.segments,
-                    "attributions": result.values,
-                    "truncated": result.is_truncated,
-                }
-            )
-
-        return await self._executor.run_in_thread(request, respond)
+        deadline: Deadline = request.state.deadline
+        bundle, compute = self._service.prepare_task(
+            body.model, "classify", [body.inputs], deadline
+        )
+        result = attribute(
+            bundle, body.inputs, body.label, max_tokens=MAX_ATTRIBUTION_TOKENS, compute=compute
+        )
+        return to_json_response(
+            {
+                "label": result.label,
+                "score": result.score,
+                "tokens": result.tokens,
+                "segments": result.segments,
+                "attributions": result.values,
+                "truncated": result.is_truncated,
+            }
+        )
 
 
 def compute_occurrences(

@@ -1,15 +1,23 @@
-"""API keys with names and rate limits, read from a file that can change while the server runs."""
+"""API keys with names and rate limits, read from a file that can change while the server runs.
 
+Clients send a key as a bearer token, browsers also as the password of basic authentication.
+"""
+
+import base64
+import binascii
+import hmac
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field
+from starlette.responses import Response
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.rate_limits import TokenBucket
 from bertsmith.serve.shared_table import CounterTable, Entry, LocalTable
 from bertsmith.settings import Settings, read_toml
@@ -35,14 +43,14 @@ class NamedKey:
     Attributes:
         name: name for the log.
         settings: the key and its limits.
-        api_key: checks whether a request contains the key.
+        secret: the key that clients send, without leading and trailing white space.
         requests: remaining requests; None without a limit.
         tokens: remaining tokens; None without a limit.
     """
 
     name: str
     settings: KeySettings
-    api_key: ApiKey
+    secret: bytes
     requests: TokenBucket | None
     tokens: TokenBucket | None
 
@@ -62,7 +70,8 @@ class KeyRing:
 
         Args:
             keys: the keys by name.
-            has_page: whether the server has a web page, see ``ApiKey``.
+            has_page: whether the server has a web page. Browsers may then send a key as the
+                password of basic authentication (RFC 7617), with any user name.
             table: table of the used limits, which several processes can share; None for a table of
                 its own.
             clock: returns the time in seconds.
@@ -89,6 +98,8 @@ class KeyRing:
             other = names.setdefault(settings.key.strip(), name)
             if other != name:
                 raise SettingsError(f"[{other}] and [{name}] have the same key; change one of them")
+        if "" in names:
+            raise SettingsError("the API key is empty; set a key, or leave the option out")
         self._keys = {name: self._create(name, settings) for name, settings in keys.items()}
 
     def __len__(self) -> int:
@@ -99,13 +110,35 @@ class KeyRing:
         """Return the key that a request contains; None for a missing or wrong key.
 
         All keys are compared, so that the time does not depend on the matching key.
+
+        Args:
+            method: HTTP method of the request.
+            headers: headers of the request; the names must be in lower case.
         """
-        matches = [key for key in self._keys.values() if key.api_key.matches(method, headers)]
+        matches = [key for key in self._keys.values() if self._matches(key, method, headers)]
         return matches[0] if matches else None
 
-    def get_any(self) -> ApiKey:
-        """Return one of the keys, which creates the response to a request without a key."""
-        return next(iter(self._keys.values())).api_key
+    def create_unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
+        """Return the 401 response; a browser that requested HTML then asks for a password."""
+        if self._has_page and b"text/html" in headers.get(b"accept", b""):
+            challenge = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
+        else:
+            challenge = "Bearer"
+        return create_error_response(
+            401,
+            "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+            {"WWW-Authenticate": challenge},
+        )
+
+    def _matches(self, key: NamedKey, method: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request contains a key, which is compared in constant time."""
+        scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+        scheme = scheme.lower()
+        credentials = credentials.strip()
+        if scheme == b"basic" and self._has_page:
+            password = _decode_base64(credentials).partition(b":")[2]
+            return hmac.compare_digest(password, key.secret) and _is_same_origin(method, headers)
+        return scheme == b"bearer" and hmac.compare_digest(credentials, key.secret)
 
     def _create(self, name: str, settings: KeySettings) -> NamedKey:
         """Return a key, with the buckets of the current key of this name if it is unchanged."""
@@ -115,7 +148,7 @@ class KeyRing:
         return NamedKey(
             name,
             settings,
-            ApiKey(settings.key, has_page=self._has_page),
+            settings.key.strip().encode(),
             self._create_bucket(f"requests of {name}", settings.requests_per_minute),
             self._create_bucket(f"tokens of {name}", settings.tokens_per_minute),
         )
@@ -125,6 +158,33 @@ class KeyRing:
         if rate is None:
             return None
         return TokenBucket(rate, self._clock, self._table, f"{rate:g} {name}")
+
+
+def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request was sent by this server's page, or by a user opening the page.
+
+    Browsers add a saved password to the requests of every site, which other sites could exploit
+    (CSRF). The header Sec-Fetch-Site says whether the request comes from the same site. Browsers
+    send it over HTTPS and to localhost only, so otherwise the header Origin is checked. A request
+    without both headers only reads, and other sites cannot see its response.
+    """
+    fetch_site = headers.get(b"sec-fetch-site")
+    if fetch_site is None:
+        origin = headers.get(b"origin")
+        return origin is None or urlsplit(origin).netloc == headers.get(b"host")
+    # Following a link from another site is safe: that site cannot read the opened page.
+    is_navigation = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
+    return fetch_site in (b"same-origin", b"none") or (
+        is_navigation and headers.get(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _decode_base64(encoded: bytes) -> bytes:
+    """Return the decoded bytes; empty if ``encoded`` is not valid base64."""
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        return b""
 
 
 def read_key_file(path: Path) -> dict[str, KeySettings]:

@@ -46,12 +46,6 @@ def check_num_truncated(num_truncated: int, max_seqlen: int) -> None:
         )
 
 
-def check_top(top: int) -> None:
-    """Raise InputError if the number of predictions per mask is out of range."""
-    if not 1 <= top <= MAX_TOP:
-        raise InputError(f"top is {top}; expected 1 to {MAX_TOP:,}")
-
-
 def check_no_surrogates(texts: Sequence[Any]) -> None:
     r"""Raise InputError for a text with a lone surrogate.
 

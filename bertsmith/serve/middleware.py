@@ -9,21 +9,22 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.answer_memory import AnswerMemory, AnswerReservation
 from bertsmith.serve.clients import (
-    ADMISSION_KEY,
     ANSWER_KEY,
     CLIENT_KEY,
     HEALTH_PATHS,
+    RECORD_TOKENS_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
     ConcurrencyLimit,
@@ -38,15 +39,7 @@ from bertsmith.serve.keys import FailedLogins, KeyRing, NamedKey
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
-from bertsmith.serve.receiving import (
-    App,
-    BodyError,
-    BodyReceiver,
-    IncomingBody,
-    Message,
-    Receive,
-    Send,
-)
+from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody
 from bertsmith.serve.sending import CONNECTION_KEY, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 
@@ -69,7 +62,7 @@ class RequestMiddleware:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         *,
         settings: ServeSettings,
         metrics: Metrics,
@@ -108,7 +101,7 @@ class RequestMiddleware:
         self._sleep = sleep
         self.control = control or ServerControl()
         self._has_page = has_page
-        self._handle: App = self._handle_request
+        self._handle: ASGIApp = self._handle_request
         self._cors: CORSMiddleware | None = None
         if origins:
             # Rejections need CORS headers too: without them a browser hides them from scripts.
@@ -137,7 +130,7 @@ class RequestMiddleware:
         allowed = "*" if self._cors.allow_all_origins else origin
         return {"Access-Control-Allow-Origin": allowed, "Vary": "Origin"}
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -173,9 +166,7 @@ class RequestMiddleware:
             if self._tracing is not None and span is not None:
                 self._tracing.end_request(span, scope["method"], request.route, request.status)
 
-    async def _handle_request(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit or reject a request, receive its body, and run the app."""
         request: _Request = scope[_REQUEST_KEY]
         rejection = await self._authorize(scope, request) or self._check_header(scope, request)
@@ -186,7 +177,7 @@ class RequestMiddleware:
         else:
             await self._admit(scope, receive, send)
 
-    async def _admit(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit a request by the size of its body, receive the body, and run the app."""
         request: _Request = scope[_REQUEST_KEY]
         length = request.headers.get(b"content-length")
@@ -195,9 +186,9 @@ class RequestMiddleware:
                 # The size of a chunked body is known when it is complete.
                 receive = await self._receive_body(request, receive)
             num_bytes = request.body.num_bytes if length is None else int(length)
-            with self._admission.admit(scope[CLIENT_KEY], get_path(scope), num_bytes) as scope[
-                ADMISSION_KEY
-            ]:
+            path = get_path(scope)
+            with self._admission.admit(scope[CLIENT_KEY], path, num_bytes) as record_tokens:
+                scope[RECORD_TOKENS_KEY] = record_tokens
                 if length is not None:
                     receive = await self._receive_body(request, receive)
                 await self._run_if_room(scope, receive, send)
@@ -219,9 +210,7 @@ class RequestMiddleware:
         """
         return _replay(await self._receiver.receive(request.body, receive), receive)
 
-    async def _run_if_room(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def _run_if_room(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app unless too many requests are running."""
         # Other requests may have started while the body was received.
         overload_response = self._check_concurrency(scope)
@@ -230,13 +219,13 @@ class RequestMiddleware:
         else:
             await self._run_app(scope, receive, send)
 
-    async def _run_app(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = scope[ANSWER_KEY] = AnswerReservation(self._answer_memory)
         with self._concurrency.count(scope[CLIENT_KEY]), contextlib.closing(answer):
             await self._app(scope, receive, send)
 
     async def _reject_early(
-        self, error: BusyError, scope: MutableMapping[str, Any], receive: Receive, send: Send
+        self, error: BusyError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Reject a request of an overloaded server without keeping its body.
 
@@ -251,7 +240,7 @@ class RequestMiddleware:
         await response(scope, receive, send)
 
     async def _reject_unread(
-        self, rejection: Response, scope: MutableMapping[str, Any], receive: Receive, send: Send
+        self, rejection: Response, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Reject a request whose body is not completely read, and close the connection.
 
@@ -270,9 +259,7 @@ class RequestMiddleware:
 
         await _reject(rejection, scope, receive, send_before_body)
 
-    def _check_header(
-        self, scope: MutableMapping[str, Any], request: "_Request"
-    ) -> Response | None:
+    def _check_header(self, scope: Scope, request: "_Request") -> Response | None:
         """Return the response that rejects a request because of its header; None to admit it."""
         headers = request.headers
         if scope["method"] == "POST" and self._is_foreign(headers):
@@ -291,7 +278,7 @@ class RequestMiddleware:
             )
         return self._check_concurrency(scope)
 
-    def _check_concurrency(self, scope: MutableMapping[str, Any]) -> Response | None:
+    def _check_concurrency(self, scope: Scope) -> Response | None:
         """Return a 429 response if too many requests are running, else None."""
         if self._concurrency.has_room(scope[CLIENT_KEY]) or _is_health_check(scope):
             return None
@@ -312,9 +299,7 @@ class RequestMiddleware:
         origin = headers.get(b"origin", b"").decode("latin-1")
         return self._cors is None or not self._cors.is_allowed_origin(origin)
 
-    async def _authorize(
-        self, scope: MutableMapping[str, Any], request: "_Request"
-    ) -> Response | None:
+    async def _authorize(self, scope: Scope, request: "_Request") -> Response | None:
         """Return the response to a request without a valid key, or beyond its limit; else None."""
         if self._keys is None:
             return None
@@ -325,7 +310,7 @@ class RequestMiddleware:
                 return None
             if b"authorization" in request.headers:
                 await self._sleep(self._failed_logins.record(scope[CLIENT_KEY]))
-            return self._keys.get_any().create_unauthorized_response(request.headers)
+            return self._keys.create_unauthorized_response(request.headers)
         request.key_name = key.name
         if len(self._keys) > 1:
             scope[CLIENT_KEY] = f"key {key.name}"
@@ -360,7 +345,7 @@ class _Request:
 
     def __init__(
         self,
-        scope: MutableMapping[str, Any],
+        scope: Scope,
         headers: dict[bytes, bytes],
         send: Send,
         response_monitor: ResponseMonitor,
@@ -429,9 +414,7 @@ class _Request:
         _LOG.info(orjson.dumps(line).decode())
 
 
-async def _reject(
-    rejection: Response, scope: MutableMapping[str, Any], receive: Receive, send: Send
-) -> None:
+async def _reject(rejection: Response, scope: Scope, receive: Receive, send: Send) -> None:
     """Send a response, after which the connection is closed."""
     rejection.headers["Connection"] = "close"
     await rejection(scope, receive, send)
@@ -452,7 +435,7 @@ def _create_retry_headers(status: int) -> dict[str, str]:
     return {"Retry-After": "1"} if status == 429 else {}
 
 
-def _is_health_check(scope: MutableMapping[str, Any]) -> bool:
+def _is_health_check(scope: Scope) -> bool:
     """Return whether a request is a health probe."""
     # Requests with a body use memory, so they are limited like all others.
     return get_path(scope) in HEALTH_PATHS and scope["method"] in ("GET", "HEAD")

@@ -110,9 +110,8 @@ def _complete_operation(
         if path in _EMBEDDING_PATHS:
             headers[TRUNCATED_HEADER] = _TRUNCATED_TEXTS
         responses["200"]["headers"] = headers
-        example = build_example(path, models)
-        assert example is not None, path
-        operation["requestBody"]["content"]["application/json"]["example"] = example
+        content = operation["requestBody"]["content"]["application/json"]
+        content["example"] = build_example(path, models)
     if needs_key and path in HEALTH_PATHS:
         operation["security"] = []
     elif needs_key:

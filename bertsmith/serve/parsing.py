@@ -3,28 +3,24 @@
 import asyncio
 import codecs
 import re
-from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 from fastapi import Request
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.responses import Response
 
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
 from bertsmith.serve.clients import (
-    ADMISSION_KEY,
     ANSWER_KEY,
     CLIENT_KEY,
+    RECORD_TOKENS_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
 )
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
-from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
 #: Largest body, in bytes, that is parsed on the event loop. A thread would be slower for it.
 MAX_INLINE_BYTES: Final = 16_384
@@ -132,7 +128,7 @@ class BodyParser:
             self._settings.request_timeout_seconds,
             request.scope.get(CLIENT_KEY, ""),
             request.scope.get(TOKEN_BUCKET_KEY),
-            request.scope[ADMISSION_KEY].record_tokens,
+            request.scope[RECORD_TOKENS_KEY],
             request.scope.get(TRACE_KEY),
             request.scope[ANSWER_KEY].reserve,
             request.scope[ANSWER_KEY].shrink,
@@ -152,33 +148,6 @@ class BodyParser:
             return await asyncio.wait_for(parsing, self._settings.request_timeout_seconds)
         except TimeoutError:
             raise create_deadline_error() from None
-
-    def create_route_class(self) -> type[APIRoute]:
-        """Return the class of routes whose endpoint takes ``(request, parsed body)``.
-
-        The routes add the header ``UNKNOWN_SHARE_HEADER`` to their responses if necessary.
-        """
-        parse = self.parse
-
-        class ParsedRoute(APIRoute):
-            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-                if self.body_field is None:
-                    return super().get_route_handler()
-                endpoint = self.endpoint
-                model = self.body_field.field_info.annotation
-                assert isinstance(model, type)
-                assert issubclass(model, BaseModel)
-
-                async def handle(request: Request) -> Response:
-                    response: Response = await endpoint(request, await parse(request, model))
-                    share = request.state.deadline.token_counts.unknown_share
-                    if share > MAX_UNKNOWN_SHARE:
-                        response.headers[UNKNOWN_SHARE_HEADER] = f"{share:.4g}"
-                    return response
-
-                return handle
-
-        return ParsedRoute
 
     def close(self) -> None:
         """Shut down the thread and drop queued bodies."""

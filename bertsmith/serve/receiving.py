@@ -5,19 +5,15 @@ one is rejected. The body of a healthy client arrives within milliseconds.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from starlette.types import Receive
 
 from bertsmith.serve.settings import ServeSettings
 
 #: Maximum size of a discarded body, in multiples of the maximum size of a body.
 _MAX_DISCARDED_BODIES: Final = 16
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class BodyError(Exception):

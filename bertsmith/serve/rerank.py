@@ -26,7 +26,6 @@ class RerankRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
         post = self.router.post
@@ -36,46 +35,40 @@ class RerankRoutes:
             name = f"rerank{path[:3]}"
             post(path, name=name, response_model=Ranking)(self.rerank_documents)
 
-    async def rerank(self, request: Request, body: RerankBody) -> Response:
+    def rerank(self, request: Request, body: RerankBody) -> Response:
         """Order texts by their relevance to a query, most relevant first.
 
         The model needs one output for a pair of texts. Scores are from 0 to 1.
         """
+        deadline: Deadline = request.state.deadline
+        predictions = self._service.rerank(body.model, body.query, body.texts, deadline)
+        if not body.truncate:
+            check_not_truncated(predictions, "a query with its text")
+        rows: list[dict[str, Any]] = [
+            {"index": index, "score": score}
+            for index, score in order_scores(predictions, raw=body.raw_scores)
+        ]
+        if body.return_text:
+            rows = [{**row, "text": body.texts[row["index"]]} for row in rows]
+        return to_json_response(rows)
 
-        def respond(deadline: Deadline) -> Response:
-            predictions = self._service.rerank(body.model, body.query, body.texts, deadline)
-            if not body.truncate:
-                check_not_truncated(predictions, "a query with its text")
-            rows: list[dict[str, Any]] = [
-                {"index": index, "score": score}
-                for index, score in order_scores(predictions, raw=body.raw_scores)
-            ]
-            if body.return_text:
-                rows = [{**row, "text": body.texts[row["index"]]} for row in rows]
-            return to_json_response(rows)
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def rerank_documents(self, request: Request, body: CohereRerankBody) -> Response:
+    def rerank_documents(self, request: Request, body: CohereRerankBody) -> Response:
         """Order documents by their relevance to a query (Cohere's and Jina's API)."""
         texts = [item if isinstance(item, str) else item.text for item in body.documents]
-
-        def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "rerank")
-            predictions = self._service.rerank(model, body.query, texts, deadline)
-            results: list[dict[str, Any]] = [
-                {"index": index, "relevance_score": score}
-                for index, score in order_scores(predictions)[: body.top_n]
-            ]
-            if body.return_documents:
-                results = [{**row, "document": {"text": texts[row["index"]]}} for row in results]
-            return to_json_response(
-                {
-                    "id": uuid.uuid4().hex,
-                    "model": model.name,
-                    "results": results,
-                    "usage": {"total_tokens": deadline.token_counts.num_tokens},
-                }
-            )
-
-        return await self._executor.run_in_thread(request, respond)
+        deadline: Deadline = request.state.deadline
+        model = self._service.find_model(body.model, "rerank")
+        predictions = self._service.rerank(model, body.query, texts, deadline)
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": score}
+            for index, score in order_scores(predictions)[: body.top_n]
+        ]
+        if body.return_documents:
+            results = [{**row, "document": {"text": texts[row["index"]]}} for row in results]
+        return to_json_response(
+            {
+                "id": uuid.uuid4().hex,
+                "model": model.name,
+                "results": results,
+                "usage": {"total_tokens": deadline.token_counts.num_tokens},
+            }
+        )

@@ -17,17 +17,18 @@ from bertsmith.use.fill import Filling
 from bertsmith.use.pair import NextSentencePrediction
 from bertsmith.use.tag import Span
 
-#: Responses have no other fields than those of their types.
-_exact = with_config(ConfigDict(extra="forbid"))
-
 Vector = list[float]
 Matrix = list[list[float]]
 #: Similarities of a sentence to others, or of all pairs of texts.
 Similarities = Vector | Matrix
 
 
-@_exact
-class ErrorDetails(TypedDict):
+@with_config(ConfigDict(extra="forbid"))
+class _StrictDict(TypedDict):
+    """A JSON object that has no other fields than those of its type."""
+
+
+class ErrorDetails(_StrictDict):
     """An error."""
 
     message: Annotated[str, Field(description="What is wrong, and what to do.")]
@@ -36,30 +37,26 @@ class ErrorDetails(TypedDict):
     param: None
 
 
-@_exact
-class ErrorResponse(TypedDict):
+class ErrorResponse(_StrictDict):
     """The body of every response with status 400 or above, in the format of OpenAI's API."""
 
     error: ErrorDetails
 
 
-@_exact
-class Status(TypedDict):
+class Status(_StrictDict):
     """The state of the server."""
 
     status: Literal["ok", "ready"]
 
 
-@_exact
-class SparseEntry(TypedDict):
+class SparseEntry(_StrictDict):
     """A vocabulary entry with a weight above 0."""
 
     index: Annotated[int, Field(description="Token id.")]
     value: Annotated[float, Field(description="Weight.")]
 
 
-@_exact
-class EmbeddingItem(TypedDict):
+class EmbeddingItem(_StrictDict):
     """The vector of a text."""
 
     object: Literal["embedding"]
@@ -69,16 +66,14 @@ class EmbeddingItem(TypedDict):
     ]
 
 
-@_exact
-class EmbeddingUsage(TypedDict):
+class EmbeddingUsage(_StrictDict):
     """Tokens of the request's texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-@_exact
-class EmbeddingList(TypedDict):
+class EmbeddingList(_StrictDict):
     """Response of POST /v1/embeddings."""
 
     object: Literal["list"]
@@ -87,8 +82,7 @@ class EmbeddingList(TypedDict):
     usage: EmbeddingUsage
 
 
-@_exact
-class OpenAiModel(TypedDict):
+class OpenAiModel(_StrictDict):
     """A model, as OpenAI's API describes it."""
 
     id: str
@@ -97,16 +91,14 @@ class OpenAiModel(TypedDict):
     owned_by: str
 
 
-@_exact
-class OpenAiModelList(TypedDict):
+class OpenAiModelList(_StrictDict):
     """Response of GET /v1/models."""
 
     object: Literal["list"]
     data: list[OpenAiModel]
 
 
-@_exact
-class ModelDescription(TypedDict):
+class ModelDescription(_StrictDict):
     """A loaded model. Only fine-tuned models have the fields kind, labels and label_names."""
 
     name: str
@@ -129,8 +121,7 @@ class ModelDescription(TypedDict):
     ]
 
 
-@_exact
-class ModelInfo(TypedDict):
+class ModelInfo(_StrictDict):
     """Response of GET /info, as in text-embeddings-inference."""
 
     model_id: str
@@ -149,8 +140,7 @@ class ModelInfo(TypedDict):
     docker_label: str | None
 
 
-@_exact
-class Token(TypedDict):
+class Token(_StrictDict):
     """A token of a text."""
 
     id: int
@@ -160,39 +150,34 @@ class Token(TypedDict):
     stop: Annotated[int | None, Field(description="Index after the last character.")]
 
 
-@_exact
-class FilledText(TypedDict):
+class FilledText(_StrictDict):
     """Predictions for a text."""
 
     masks: list[Filling]
 
 
-@_exact
-class LabelScore(TypedDict):
+class LabelScore(_StrictDict):
     """A label with its probability."""
 
     label: str
     score: float
 
 
-@_exact
-class Labels(TypedDict):
+class Labels(_StrictDict):
     """Prediction of a classifier."""
 
     labels: Annotated[list[LabelScore], Field(description="Most probable label first.")]
     truncated: bool
 
 
-@_exact
-class Score(TypedDict):
+class Score(_StrictDict):
     """Prediction of a regression model."""
 
     score: float
     truncated: bool
 
 
-@_exact
-class AnswerResult(TypedDict):
+class AnswerResult(_StrictDict):
     """The answer to a question; start and end are null if the context does not answer it."""
 
     text: str
@@ -207,8 +192,7 @@ class AnswerResult(TypedDict):
     candidates: Annotated[list[Candidate], Field(description="The five best spans.")]
 
 
-@_exact
-class ChoiceResult(TypedDict):
+class ChoiceResult(_StrictDict):
     """The choice for a prompt."""
 
     probabilities: Annotated[Vector, Field(description="Probability of each ending.")]
@@ -216,8 +200,7 @@ class ChoiceResult(TypedDict):
     truncated: bool
 
 
-@_exact
-class RankedText(TypedDict):
+class RankedText(_StrictDict):
     """A text in the order of relevance; ``text`` is sent only with return_text."""
 
     index: Annotated[int, Field(description="Index of the text in the request.")]
@@ -225,15 +208,13 @@ class RankedText(TypedDict):
     text: NotRequired[str]
 
 
-@_exact
-class DocumentText(TypedDict):
+class DocumentText(_StrictDict):
     """A document of the request."""
 
     text: str
 
 
-@_exact
-class RankedDocument(TypedDict):
+class RankedDocument(_StrictDict):
     """A document in the order of relevance; ``document`` is sent only with return_documents."""
 
     index: Annotated[int, Field(description="Index of the document in the request.")]
@@ -241,15 +222,13 @@ class RankedDocument(TypedDict):
     document: NotRequired[DocumentText]
 
 
-@_exact
-class RankingUsage(TypedDict):
+class RankingUsage(_StrictDict):
     """Tokens of the request's texts."""
 
     total_tokens: int
 
 
-@_exact
-class Ranking(TypedDict):
+class Ranking(_StrictDict):
     """Response of POST /v1/rerank, as in Cohere's and Jina's API."""
 
     id: str
@@ -258,8 +237,7 @@ class Ranking(TypedDict):
     usage: RankingUsage
 
 
-@_exact
-class Occurrence(TypedDict):
+class Occurrence(_StrictDict):
     """An occurrence of a word in a text."""
 
     text_index: int
@@ -267,16 +245,14 @@ class Occurrence(TypedDict):
     end: Annotated[int, Field(description="Index after the last character.")]
 
 
-@_exact
-class LayerDistances(TypedDict):
+class LayerDistances(_StrictDict):
     """Cosine distances of the vectors of all occurrences in a layer."""
 
     layer: int
     distances: Matrix
 
 
-@_exact
-class WordDistances(TypedDict):
+class WordDistances(_StrictDict):
     """Response of POST /word_distances."""
 
     word: str
@@ -284,8 +260,7 @@ class WordDistances(TypedDict):
     layers: list[LayerDistances]
 
 
-@_exact
-class AttentionMap(TypedDict):
+class AttentionMap(_StrictDict):
     """Attention probabilities of a head; rows are query tokens."""
 
     layer: int
@@ -293,8 +268,7 @@ class AttentionMap(TypedDict):
     probabilities: Matrix
 
 
-@_exact
-class AttentionResult(TypedDict):
+class AttentionResult(_StrictDict):
     """Response of POST /attention."""
 
     tokens: list[str]
@@ -303,8 +277,7 @@ class AttentionResult(TypedDict):
     maps: list[AttentionMap]
 
 
-@_exact
-class AttributionsResult(TypedDict):
+class AttributionsResult(_StrictDict):
     """Response of POST /attributions."""
 
     label: Annotated[str | None, Field(description="Null for a regression model.")]
@@ -317,8 +290,7 @@ class AttributionsResult(TypedDict):
     truncated: bool
 
 
-@_exact
-class InferenceAnswer(TypedDict):
+class InferenceAnswer(_StrictDict):
     """An answer, in the format of Hugging Face's inference API."""
 
     answer: str
@@ -327,8 +299,7 @@ class InferenceAnswer(TypedDict):
     end: int
 
 
-@_exact
-class InferenceFilling(TypedDict):
+class InferenceFilling(_StrictDict):
     """A prediction for a [MASK], in the format of Hugging Face's inference API."""
 
     score: float
@@ -337,8 +308,7 @@ class InferenceFilling(TypedDict):
     sequence: str
 
 
-@_exact
-class InferenceEntity(TypedDict):
+class InferenceEntity(_StrictDict):
     """An entity, in the format of Hugging Face's inference API."""
 
     entity_group: str

@@ -52,7 +52,6 @@ class TaskRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
         self.router.get("/models", response_model=list[ModelDescription])(self.list_models)
@@ -69,83 +68,62 @@ class TaskRoutes:
         """List the models and their tasks."""
         return to_json_response([_describe_model(model) for model in self._service.models.values()])
 
-    async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
+    def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Split texts into tokens: ids, token texts and character offsets [start, stop)."""
         texts = as_list(body.inputs)
+        deadline: Deadline = request.state.deadline
+        model, encoded = self._service.tokenize(
+            body.model, texts, deadline, prompt_name=body.prompt_name
+        )
+        token_lists = _iter_token_lists(
+            model, encoded, add_special_tokens=body.add_special_tokens, deadline=deadline
+        )
+        return create_json_response(join_json_items(token_lists))
 
-        def respond(deadline: Deadline) -> Response:
-            model, encoded = self._service.tokenize(
-                body.model, texts, deadline, prompt_name=body.prompt_name
-            )
-            token_lists = _iter_token_lists(
-                model, encoded, add_special_tokens=body.add_special_tokens, deadline=deadline
-            )
-            return create_json_response(join_json_items(token_lists))
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def fill(self, request: Request, body: FillBody) -> Response:
+    def fill(self, request: Request, body: FillBody) -> Response:
         """Predict the most probable tokens for each [MASK] of a text."""
         texts = as_list(body.inputs)
+        deadline: Deadline = request.state.deadline
+        filled = self._service.fill(body.model, texts, body.top, deadline)
+        # Unlike asdict, vars does not copy the predictions.
+        items = ({"masks": list(map(vars, masks))} for masks in filled)
+        return _create_response(body.inputs, items)
 
-        def respond(deadline: Deadline) -> Response:
-            filled = self._service.fill(body.model, texts, body.top, deadline)
-            # Unlike asdict, vars does not copy the predictions.
-            items = ({"masks": list(map(vars, masks))} for masks in filled)
-            return _create_response(body.inputs, items)
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def pair(self, request: Request, body: PairBody) -> Response:
+    def pair(self, request: Request, body: PairBody) -> Response:
         """Predict the probability that text B follows text A (next-sentence prediction)."""
         pairs = as_list(body.inputs)
+        deadline: Deadline = request.state.deadline
+        results = self._service.pair(body.model, pairs, deadline)
+        return _create_response(body.inputs, map(asdict, results))
 
-        def respond(deadline: Deadline) -> Response:
-            results = self._service.pair(body.model, pairs, deadline)
-            return _create_response(body.inputs, map(asdict, results))
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def classify(self, request: Request, body: ClassifyBody) -> Response:
+    def classify(self, request: Request, body: ClassifyBody) -> Response:
         """Classify texts or pairs: labels with probabilities, or the score of a regression."""
         texts: list[str | tuple[str, str]] = as_list(body.inputs)
+        deadline: Deadline = request.state.deadline
+        predictions = self._service.classify(body.model, texts, deadline)
+        return _create_response(body.inputs, map(_format_prediction, predictions))
 
-        def respond(deadline: Deadline) -> Response:
-            predictions = self._service.classify(body.model, texts, deadline)
-            return _create_response(body.inputs, map(_format_prediction, predictions))
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def tag(self, request: Request, body: TagBody) -> Response:
+    def tag(self, request: Request, body: TagBody) -> Response:
         """Find the entities of a text, or tag each word, with character offsets."""
         texts = as_list(body.inputs)
+        deadline: Deadline = request.state.deadline
+        results = self._service.tag(body.model, texts, deadline)
+        items = (list(map(asdict, tagged.spans)) for tagged in results)
+        return _create_response(body.inputs, items)
 
-        def respond(deadline: Deadline) -> Response:
-            results = self._service.tag(body.model, texts, deadline)
-            items = (list(map(asdict, tagged.spans)) for tagged in results)
-            return _create_response(body.inputs, items)
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def answer(self, request: Request, body: AnswerBody) -> Response:
+    def answer(self, request: Request, body: AnswerBody) -> Response:
         """Extract the answer to a question from a context, with character offsets."""
         questions = [(item.question, item.context) for item in as_list(body.inputs)]
+        deadline: Deadline = request.state.deadline
+        answers = self._service.answer(body.model, questions, deadline)
+        return _create_response(body.inputs, map(_format_answer, answers))
 
-        def respond(deadline: Deadline) -> Response:
-            answers = self._service.answer(body.model, questions, deadline)
-            return _create_response(body.inputs, map(_format_answer, answers))
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def choose(self, request: Request, body: ChooseBody) -> Response:
+    def choose(self, request: Request, body: ChooseBody) -> Response:
         """Choose the best ending of a prompt, with the probability of each ending."""
         prompts = [(item.prompt, item.endings) for item in as_list(body.inputs)]
-
-        def respond(deadline: Deadline) -> Response:
-            choices = self._service.choose(body.model, prompts, deadline)
-            return _create_response(body.inputs, map(_format_choice, choices))
-
-        return await self._executor.run_in_thread(request, respond)
+        deadline: Deadline = request.state.deadline
+        choices = self._service.choose(body.model, prompts, deadline)
+        return _create_response(body.inputs, map(_format_choice, choices))
 
 
 def as_list(inputs: Item | list[Item]) -> list[Item]:

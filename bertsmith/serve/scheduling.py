@@ -214,7 +214,9 @@ class CallScheduler:
             num_freed_tokens: queued tokens that make room for the call. Reserved tokens, which need
                 room, count as negative.
         """
-        is_large = self._queue.is_large(call)
+        size_class = self._queue.get_size_class(call.num_tokens)
+        # Calls that need one batch are in class 0.
+        is_large = size_class > 0
         max_queue_tokens = self._max_queue_tokens * (_LARGE_CALL_SHARE if is_large else 1.0)
         num_queued_tokens = self.queued_tokens - num_freed_tokens
         if num_queued_tokens and num_queued_tokens + call.num_tokens > max_queue_tokens:
@@ -230,8 +232,7 @@ class CallScheduler:
             return None
         time_share = _LARGE_CALL_SHARE if is_large else _TIME_SHARE
         seconds_left = time_share * (call.expires_at - self._clock())
-        size_class = self._queue.get_size_class(call.num_tokens)
-        num_class_tokens = self._queue.get_class_tokens(size_class) - num_freed_tokens
+        num_class_tokens = self._queue.count_class_tokens()[size_class] - num_freed_tokens
         num_tokens = num_class_tokens + call.num_tokens
         # Each other class receives at most as many tokens.
         max_tokens = self._running_tokens + NUM_SIZE_CLASSES * num_tokens

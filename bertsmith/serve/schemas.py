@@ -16,12 +16,14 @@ from bertsmith.serve.body_fields import (
     BaseBody,
     Dimensions,
     FailFastList,
-    Inputs,
+    Items,
     ModelName,
+    OneOrSeveral,
     PromptName,
     RightTruncation,
     StrictModel,
     TextOrPair,
+    TextOrTextPair,
     TextPair,
     Texts,
     TextsOrTokenIds,
@@ -137,7 +139,7 @@ class CohereRerankBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
     query: str
-    documents: Annotated[list[str | Document], FailFastList("texts"), Field(min_length=1)]
+    documents: Items[str | Document]
     model: str | None = None
     top_n: Annotated[int | None, Field(ge=1)] = None
     return_documents: bool | None = None
@@ -182,10 +184,7 @@ class WordDistancesBody(BaseBody):
 class AttentionBody(BaseBody):
     """Body of POST /attention: a text, or a pair [A, B]."""
 
-    inputs: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-        Discriminator(select_branch),
-    ]
+    inputs: TextOrTextPair
     layer: Annotated[
         int | None, Field(ge=1, description="Layer, counted from 1; null: all layers.")
     ] = None
@@ -204,10 +203,7 @@ class AttentionBody(BaseBody):
 class AttributionsBody(BaseBody):
     """Body of POST /attributions: a text, or a pair [A, B]."""
 
-    inputs: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-        Discriminator(select_branch),
-    ]
+    inputs: TextOrTextPair
     label: Annotated[
         str | None, Field(description="Label to explain; null: the most probable one.")
     ] = None
@@ -216,7 +212,7 @@ class AttributionsBody(BaseBody):
 class TokenizeBody(BaseBody):
     """Body of POST /tokenize."""
 
-    inputs: Inputs
+    inputs: OneOrSeveral[str]
     add_special_tokens: bool = True
     prompt_name: Annotated[
         str | None,
@@ -230,7 +226,7 @@ class TokenizeBody(BaseBody):
 class FillBody(BaseBody):
     """Body of POST /fill."""
 
-    inputs: Inputs
+    inputs: OneOrSeveral[str]
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5
 
 
@@ -238,8 +234,7 @@ class PairBody(BaseBody):
     """Body of POST /pair: a pair [A, B], or a list of pairs."""
 
     inputs: Annotated[
-        Annotated[TextPair, Tag("<one>")]
-        | Annotated[list[TextPair], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
+        Annotated[TextPair, Tag("<one>")] | Annotated[Items[TextPair], Tag("<list>")],
         Discriminator(select_pair_branch),
     ]
 
@@ -248,18 +243,7 @@ class ClassifyBody(BaseBody):
     """Body of POST /classify: a text, or a list of texts and pairs [A, B]."""
 
     inputs: Annotated[
-        Annotated[str, Tag("<one>")]
-        | Annotated[
-            list[
-                Annotated[
-                    Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-                    Discriminator(select_branch),
-                ]
-            ],
-            FailFastList("texts"),
-            Field(min_length=1),
-            Tag("<list>"),
-        ],
+        Annotated[str, Tag("<one>")] | Annotated[Items[TextOrTextPair], Tag("<list>")],
         Discriminator(select_branch),
     ]
 
@@ -270,9 +254,7 @@ class PredictBody(BaseBody):
     inputs: Annotated[
         Annotated[str, Tag("<one>")]
         | Annotated[TextOrPair, Tag("<list>")]
-        | Annotated[
-            list[TextOrPair], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")
-        ],
+        | Annotated[Items[TextOrPair], Tag("<id lists>")],
         Discriminator(select_input_branch),
     ]
     raw_scores: Annotated[
@@ -286,8 +268,7 @@ class DecodeBody(BaseBody):
     """Body of POST /decode: the token ids of a text, or of several texts."""
 
     ids: Annotated[
-        Annotated[TokenIds, Tag("<ids>")]
-        | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
+        Annotated[TokenIds, Tag("<ids>")] | Annotated[Items[TokenIds], Tag("<id lists>")],
         Discriminator(select_ids_branch),
     ]
     skip_special_tokens: bool = True
@@ -313,7 +294,7 @@ class InferenceBody(BaseModel):
 class TagBody(BaseBody):
     """Body of POST /tag."""
 
-    inputs: Inputs
+    inputs: OneOrSeveral[str]
 
 
 class QuestionInput(StrictModel):
@@ -326,11 +307,7 @@ class QuestionInput(StrictModel):
 class AnswerBody(BaseBody):
     """Body of POST /answer."""
 
-    inputs: Annotated[
-        Annotated[QuestionInput, Tag("<one>")]
-        | Annotated[list[QuestionInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(select_branch),
-    ]
+    inputs: OneOrSeveral[QuestionInput]
 
 
 class PromptInput(StrictModel):
@@ -343,8 +320,4 @@ class PromptInput(StrictModel):
 class ChooseBody(BaseBody):
     """Body of POST /choose."""
 
-    inputs: Annotated[
-        Annotated[PromptInput, Tag("<one>")]
-        | Annotated[list[PromptInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(select_branch),
-    ]
+    inputs: OneOrSeveral[PromptInput]

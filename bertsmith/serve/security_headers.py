@@ -1,9 +1,8 @@
 """ASGI middleware that adds security headers to responses."""
 
-from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import Final
 
-from bertsmith.serve.receiving import App, Message, Receive, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Headers of responses that do not set them themselves.
 _SECURITY_HEADERS: Final[dict[str, str]] = {
@@ -29,10 +28,10 @@ _RAW_HEADERS: Final = [
 class SecurityHeaders:
     """ASGI middleware that adds security headers unless the response sets them itself."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app and add the headers to its response."""
 
         async def send_with_headers(message: Message) -> None:

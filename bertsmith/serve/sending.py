@@ -5,6 +5,7 @@ happens as the client reads. Large responses are serialized in chunks as the cli
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class ResponseMonitor:
         self,
         settings: ServeSettings,
         answer_memory: AnswerMemory,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:
         self._settings = settings
@@ -89,7 +90,7 @@ class ResponseMonitor:
         """
         if not connection.is_write_buffer_full():
             return True
-        now = self._get_time()
+        now = self._clock()
         num_unsent_bytes = connection.count_unsent_bytes()
         response = _Response(
             connection,
@@ -119,7 +120,7 @@ class ResponseMonitor:
         that have stopped reading, until the limit is met. The client that stopped first is aborted
         first. If a request waits for memory, one such client is aborted at each check.
         """
-        now = self._get_time()
+        now = self._clock()
         if now - self._checked_at < self._check_interval_seconds / 2:
             # Every pending response calls this method; one check per interval is enough.
             return
@@ -155,7 +156,3 @@ class ResponseMonitor:
         """Abort the connection of a response and stop waiting for the client."""
         del self._responses[response]
         response.connection.abort()
-
-    def _get_time(self) -> float:
-        """Return the time in seconds of the given clock, by default the event loop's."""
-        return asyncio.get_running_loop().time() if self._clock is None else self._clock()

@@ -17,7 +17,6 @@ from bertsmith.serve.limits import (
     MAX_PREDICTIONS,
     check_limit,
     check_no_surrogates,
-    check_top,
     iter_strings,
 )
 from bertsmith.serve.model_calls import ModelCalls
@@ -100,10 +99,6 @@ class Service:
         # One assignment, because other threads read the models.
         self.models = {model.name: model for model in models}
 
-    def get_model_names(self, task: str) -> list[str]:
-        """Return the names of the models that support a task."""
-        return [name for name, model in self.models.items() if task in model.tasks]
-
     def find_model(self, model: str | ServedModel | None, task: str) -> ServedModel:
         """Return the named model, or the first one that supports the task.
 
@@ -117,7 +112,7 @@ class Service:
             return model
         if model is not None and model not in self.models:
             raise ModelError(f"unknown model {model!r}; expected one of {', '.join(self.models)}")
-        names = self.get_model_names(task)
+        names = [name for name, other in self.models.items() if task in other.tasks]
         if not names:
             raise ModelError(f"no loaded model can {describe_task(task)}; load such a model")
         if model is not None and model not in names:
@@ -138,7 +133,6 @@ class Service:
         served_model = self.check_request(model, "fill", texts, deadline)
         bundle = served_model.bundle
         assert isinstance(bundle, PretrainedBundle)
-        check_top(top)
         num_masks = sum(text.count(MASK_TOKEN) for text in texts)
         check_limit("masks", num_masks, self.settings.max_masks)
         num_predictions = num_masks * min(top, bundle.tokenizer.vocab_size)

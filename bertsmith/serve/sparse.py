@@ -40,41 +40,36 @@ class SparseRoutes:
         response_model = list[list[SparseEntry]]
         self.router.post("/embed_sparse", response_model=response_model)(self.embed_sparse)
 
-    async def embed_sparse(self, request: Request, body: EmbedSparseBody) -> Response:
+    def embed_sparse(self, request: Request, body: EmbedSparseBody) -> Response:
         """Compute a sparse vector per text from the masked-LM head (SPLADE): weights of tokens."""
         inputs = list_inputs(body.inputs)
-
-        def respond(deadline: Deadline) -> Response:
-            texts = [text for text in inputs if isinstance(text, str)]
-            model = self._service.check_request(body.model, "embed_sparse", texts, deadline)
-            assert isinstance(model.bundle, PretrainedBundle)
-            embedder = model.embedder
-            vocab_size = embedder.tokenizer.vocab_size
-            check_limit("vocabulary entries", len(inputs) * vocab_size, _MAX_ENTRIES)
-            tokenized = tokenize_inputs(
-                embedder, inputs, body.truncation_direction, body.prompt_name
-            )
-            if not body.truncate:
-                check_num_truncated(tokenized.num_truncated, embedder.max_seqlen)
-            compute = partial(compute_sparse_vectors, model.bundle, config=embedder.splade_config)
-            payloads = [(len(ids), ids) for ids in tokenized.sequences]
-            calls = self._service.create_calls(model, deadline)
-            vectors = calls.compute("embed_sparse", compute, payloads)
-            num_entries = sum(len(vector.token_ids) for vector in vectors)
-            # Each entry has two numbers.
-            limit = self._service.settings.max_vector_elements
-            check_limit("vector elements", 2 * num_entries, limit)
-            deadline.reserve_answer(_BYTES_PER_ENTRY * num_entries)
-            pieces = _iter_pieces(vectors)
-            if num_entries > _MAX_BUFFERED_ENTRIES:
-                response = self._executor.stream_response(pieces)
-            else:
-                response = create_json_response(b"".join(pieces))
-            if tokenized.num_truncated:
-                response.headers[TRUNCATED_HEADER] = str(tokenized.num_truncated)
-            return response
-
-        return await self._executor.run_in_thread(request, respond)
+        deadline: Deadline = request.state.deadline
+        texts = [text for text in inputs if isinstance(text, str)]
+        model = self._service.check_request(body.model, "embed_sparse", texts, deadline)
+        assert isinstance(model.bundle, PretrainedBundle)
+        embedder = model.embedder
+        vocab_size = embedder.tokenizer.vocab_size
+        check_limit("vocabulary entries", len(inputs) * vocab_size, _MAX_ENTRIES)
+        tokenized = tokenize_inputs(embedder, inputs, body.truncation_direction, body.prompt_name)
+        if not body.truncate:
+            check_num_truncated(tokenized.num_truncated, embedder.max_seqlen)
+        compute = partial(compute_sparse_vectors, model.bundle, config=embedder.splade_config)
+        payloads = [(len(ids), ids) for ids in tokenized.sequences]
+        calls = self._service.create_calls(model, deadline)
+        vectors = calls.compute("embed_sparse", compute, payloads)
+        num_entries = sum(len(vector.token_ids) for vector in vectors)
+        # Each entry has two numbers.
+        limit = self._service.settings.max_vector_elements
+        check_limit("vector elements", 2 * num_entries, limit)
+        deadline.reserve_answer(_BYTES_PER_ENTRY * num_entries)
+        pieces = _iter_pieces(vectors)
+        if num_entries > _MAX_BUFFERED_ENTRIES:
+            response = self._executor.stream_response(pieces)
+        else:
+            response = create_json_response(b"".join(pieces))
+        if tokenized.num_truncated:
+            response.headers[TRUNCATED_HEADER] = str(tokenized.num_truncated)
+        return response
 
 
 def _iter_pieces(vectors: list[SparseVector]) -> Iterator[bytes]:

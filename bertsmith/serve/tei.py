@@ -31,7 +31,6 @@ class TeiRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
         self.router.get("/info", response_model=ModelInfo)(self.info)
@@ -43,46 +42,40 @@ class TeiRoutes:
         served_model = self._service.find_model(model, "embed")
         return to_json_response(describe_model(served_model, self._service.settings))
 
-    async def predict(self, request: Request, body: PredictBody) -> Response:
+    def predict(self, request: Request, body: PredictBody) -> Response:
         """Classify a text, a pair [A, B], or a batch [[A], [A, B], ...]."""
         inputs = body.inputs
         is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
         sequences: list[Any] = inputs if is_batch else [inputs]  # type: ignore[assignment]
         texts = [to_text_or_pair(sequence) for sequence in sequences]
+        deadline: Deadline = request.state.deadline
+        model = self._service.find_model(body.model, "classify")
+        predictions = self._service.classify(model, texts, deadline)
+        if not body.truncate:
+            check_not_truncated(predictions)
+        results = [
+            format_labels(model, prediction, raw=body.raw_scores) for prediction in predictions
+        ]
+        return to_json_response(results if is_batch else results[0])
 
-        def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "classify")
-            predictions = self._service.classify(model, texts, deadline)
-            if not body.truncate:
-                check_not_truncated(predictions)
-            results = [
-                format_labels(model, prediction, raw=body.raw_scores) for prediction in predictions
-            ]
-            return to_json_response(results if is_batch else results[0])
-
-        return await self._executor.run_in_thread(request, respond)
-
-    async def decode(self, request: Request, body: DecodeBody) -> Response:
+    def decode(self, request: Request, body: DecodeBody) -> Response:
         """Convert token ids to texts."""
         ids = body.ids
         sequences: list[Any] = ids if isinstance(ids[0], list) else [ids]
-
-        def respond(deadline: Deadline) -> Response:
-            model = self._service.find_model(body.model, "embed")
-            num_tokens = sum(map(len, sequences))
-            check_limit("tokens", num_tokens, self._service.settings.max_tokens)
-            tokenizer = model.bundle.tokenizer
-            texts = []
-            for number, sequence in enumerate(sequences, 1):
-                deadline.check()
-                check_vocabulary(tokenizer, sequence, number)
-                parts = tokenizer.decode(sequence)
-                if not body.skip_special_tokens:
-                    parts = " ".join(iter_decoded_parts(tokenizer, sequence))
-                texts.append(parts)
-            return to_json_response(texts)
-
-        return await self._executor.run_in_thread(request, respond)
+        deadline: Deadline = request.state.deadline
+        model = self._service.find_model(body.model, "embed")
+        num_tokens = sum(map(len, sequences))
+        check_limit("tokens", num_tokens, self._service.settings.max_tokens)
+        tokenizer = model.bundle.tokenizer
+        texts = []
+        for number, sequence in enumerate(sequences, 1):
+            deadline.check()
+            check_vocabulary(tokenizer, sequence, number)
+            parts = tokenizer.decode(sequence)
+            if not body.skip_special_tokens:
+                parts = " ".join(iter_decoded_parts(tokenizer, sequence))
+            texts.append(parts)
+        return to_json_response(texts)
 
 
 def describe_model(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:

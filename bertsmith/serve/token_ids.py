@@ -26,12 +26,14 @@ def tokenize_inputs(
 
     Args:
         embedder: the model.
-        inputs: texts, or token ids as for ``truncate_token_ids``.
+        inputs: texts, or token ids from [CLS] to [SEP], as the model's own tokenizer returns them.
+            Ids of another tokenizer would give wrong vectors; they have other ids at the ends.
         truncation_side: side on which texts are truncated.
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
 
     Raises:
-        InputError: the model declares no such prompt, or token ids are not valid or have a prompt.
+        InputError: the model declares no such prompt; or token ids do not start with [CLS] and end
+            with [SEP], are not in the vocabulary, or have a prompt.
     """
     embedder = embedder.with_prompt(prompt_name)
     token_ids = [ids for ids in inputs if not isinstance(ids, str)]
@@ -40,28 +42,10 @@ def tokenize_inputs(
         return embedder.tokenize(texts, truncation_side)
     if prompt_name is not None:
         raise InputError("prompt_name has no effect on token ids; send texts, or leave it out")
-    return truncate_token_ids(embedder, token_ids, truncation_side)
-
-
-def truncate_token_ids(
-    embedder: Embedder, sequences: Sequence[list[int]], truncation_side: TruncationSide = "right"
-) -> TokenizedTexts:
-    """Return the token ids of texts, truncated to the model's maximum length.
-
-    Args:
-        embedder: the model.
-        sequences: token ids from [CLS] to [SEP], as the model's own tokenizer returns them. Ids of
-            another tokenizer would give wrong vectors; they have other ids at the ends.
-        truncation_side: side on which texts are truncated.
-
-    Raises:
-        InputError: the ids do not start with [CLS] and end with [SEP], or are not in the
-            vocabulary.
-    """
     tokenizer = embedder.tokenizer
     num_truncated = 0
     truncated = []
-    for number, ids in enumerate(sequences, 1):
+    for number, ids in enumerate(token_ids, 1):
         if len(ids) < 2 or (ids[0], ids[-1]) != (tokenizer.cls_id, tokenizer.sep_id):
             raise InputError(
                 f"input {number}: token ids must be those of the model's own tokenizer, from [CLS] "

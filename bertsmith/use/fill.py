@@ -101,20 +101,16 @@ def iter_fillings(
     bundle = resolve_model(model)
     first_number = 1
     for chunk in chunked(texts, chunk_size):
-        all_sequences = _build_masked_sequences(bundle, chunk, first_number)
+        encoded = bundle.tokenizer.encode_batch(chunk, allow_special=True)
+        numbered_texts = enumerate(zip(chunk, encoded, strict=True), first_number)
+        all_sequences = (
+            _build_masked_sequence(bundle, text, ids, number)
+            for number, (text, ids) in numbered_texts
+        )
         # If a text is invalid, the texts before it are filled before the error is raised.
         for sequences in chunked(all_sequences, len(chunk)):
             yield from _fill_sequences(bundle, chunk[: len(sequences)], sequences, top, predict)
         first_number += len(chunk)
-
-
-def _build_masked_sequences(
-    bundle: PretrainedBundle, texts: list[str], first_number: int
-) -> Iterator[MaskedSequence]:
-    """Yield the sequence of each text. The texts are numbered from ``first_number``."""
-    encoded = bundle.tokenizer.encode_batch(texts, allow_special=True)
-    for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), first_number):
-        yield _build_masked_sequence(bundle, text, ids, number)
 
 
 def _build_masked_sequence(

@@ -30,7 +30,6 @@ from bertsmith.use.search import Searcher, SearchResult
 from bertsmith.use.table_output import (
     TableLayout,
     check_tsv_cell,
-    get_default_dialect,
     get_output_format,
     open_row_writer,
 )
@@ -171,8 +170,7 @@ def _choose_layout(table_format: str) -> TableLayout:
     """Return the columns of the table to write."""
     negatives = "negative" if table_format in ("csv", "tsv") else "negatives"
     types = {"anchor": "text", "positive": "text", "negative": "text", "negatives": "texts"}
-    dialect = get_default_dialect(table_format)
-    return TableLayout(table_format, ("anchor", "positive", negatives), dialect, types=types)
+    return TableLayout(table_format, ("anchor", "positive", negatives), types=types)
 
 
 def _read_pairs(

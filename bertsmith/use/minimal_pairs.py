@@ -32,7 +32,6 @@ from bertsmith.use.score import find_problem
 from bertsmith.use.table_output import (
     RowWriter,
     TableLayout,
-    get_default_dialect,
     get_output_format,
     open_row_writer,
 )
@@ -406,10 +405,9 @@ def _open_score_writer(
     if out is None:
         yield None
         return
-    table_format = get_output_format(out)
     types = {"file": "text", "row": "index", **dict.fromkeys(SENTENCE_COLUMNS, "text")}
     types |= {column: "number" for variant in variants for column in _get_score_columns(variant)}
-    layout = TableLayout(table_format, list(types), get_default_dialect(table_format), types=types)
+    layout = TableLayout(get_output_format(out), list(types), types=types)
     with open_row_writer(out, layout) as writer:
         yield writer
 

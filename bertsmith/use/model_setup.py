@@ -1,7 +1,6 @@
 """Load models and set them up for inference: attention kernel, TF32 on CUDA, and the fast mode."""
 
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -19,12 +18,10 @@ from bertsmith.model.bert import BertModel
 from bertsmith.model.ops.cuda import find_varlen_obstacle
 from bertsmith.plurals import count_noun
 from bertsmith.runtime.device import configure_determinism
-from bertsmith.use.quantization import quantize, quantize_model
+from bertsmith.use.quantization import Bundle, quantize, quantize_model
 
 #: A loaded model, or the path of a model directory or run directory.
 ModelOrPath = PretrainedBundle | Path | str
-
-Bundle = TypeVar("Bundle", bound=PretrainedBundle | FineTunedBundle)
 
 
 def set_up_model(bundle: Bundle, *, fast: bool = False) -> Bundle:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.progress import Progress
+from bertsmith.use.token_vectors import Floats
 
-Floats = NDArray[np.float32]
 VECTORS_FILE, GRAPH_FILE = "vectors.npy", "graph.usearch"
 #: Number of vectors read at once.
 _ROWS_PER_CHUNK = 2**14

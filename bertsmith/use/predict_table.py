@@ -8,7 +8,6 @@ dropped.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,8 @@ from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     RowWriter,
     TableLayout,
+    TextOutput,
     choose_column_names,
-    create_text_writer,
-    get_default_dialect,
     get_output_format,
     open_row_writer,
 )
@@ -102,7 +100,7 @@ class TableCounts:
 def predict_table(
     bundle: FineTunedBundle,
     source: TableSource,
-    out: Path | Callable[[str], object],
+    out: TextOutput,
     *,
     columns: Mapping[str, Any] | None = None,
     skip_invalid: bool = False,
@@ -149,26 +147,20 @@ def predict_table(
         layout = _create_output_layout(bundle, table, source, out_format, input_columns, names)
         is_delimited = out_format in ("csv", "tsv")
         encoding = choose_output_encoding(source.path, source.encoding) if is_delimited else UTF8
-        write_rows = partial(
-            _write_rows,
-            bundle,
-            task,
-            rows,
-            names,
-            counts=counts,
-            progress=progress,
-            is_delimited=is_delimited,
-            skip_invalid=skip_invalid,
-        )
         progress.start("predicting", None, "rows")
         try:
-            if isinstance(out, Path):
-                with open_row_writer(out, layout, encoding) as writer:
-                    write_rows(writer)
-            else:
-                writer = create_text_writer(out, layout)
-                write_rows(writer)
-                writer.finish()
+            with open_row_writer(out, layout, encoding) as writer:
+                _write_rows(
+                    bundle,
+                    task,
+                    rows,
+                    names,
+                    writer,
+                    counts,
+                    progress,
+                    is_delimited=is_delimited,
+                    skip_invalid=skip_invalid,
+                )
         finally:
             progress.finish()
     return counts
@@ -207,8 +199,7 @@ def predict_lines_to_table(
     if _is_trained_on_single_texts(bundle):
         input_columns.pop("pair", None)
     types = input_columns | _ADDED_COLUMNS[kind]
-    dialect = get_default_dialect(out_format)
-    layout = TableLayout(out_format, list(types), dialect, types=types)
+    layout = TableLayout(out_format, list(types), types=types)
     skipped = InvalidLines() if skip_invalid else None
     predictions = predict_lines(bundle, lines, location=location, skipped=skipped)
     progress.start("predicting", None, "lines")
@@ -318,8 +309,7 @@ def _create_output_layout(
     added_columns = _ADDED_COLUMNS[bundle.head.kind]
     types = {names[name]: column_type for name, column_type in added_columns.items()}
     columns = [*input_columns, *names.values()]
-    dialect = get_default_dialect(out_format)
-    layout = TableLayout(out_format, columns, dialect, types=types, schema=table.schema)
+    layout = TableLayout(out_format, columns, types=types, schema=table.schema)
     if table.format == out_format and table.dialect is not None:
         layout = replace(layout, dialect=table.dialect, header=source.has_header)
     return layout

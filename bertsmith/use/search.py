@@ -22,11 +22,11 @@ from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
     VECTORS_FILE,
-    Floats,
     VectorIndex,
     memory_map_array,
 )
 from bertsmith.use.rerank import rank_documents
+from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 

@@ -20,6 +20,8 @@ from bertsmith.text.archives import COMPRESSION_SUFFIXES, compress
 
 #: The cells of a row by column name.
 Cells = Mapping[str, Any]
+#: A new file, or a function to which its text is passed.
+TextOutput = Path | Callable[[str], object]
 CSV, TSV = Dialect(",", has_quotes=True), Dialect(TAB, has_quotes=False)
 
 
@@ -30,7 +32,7 @@ class TableLayout:
     Attributes:
         format: "csv", "tsv", "jsonl", "json" or "parquet".
         columns: Column names in order; ignored for JSON, which writes the keys of each row.
-        dialect: Delimiter, quoting and line endings of CSV and TSV.
+        dialect: Delimiter, quoting and line endings of CSV and TSV; None for the usual ones.
         header: Whether CSV and TSV have a header.
         types: Types of the added columns in Parquet; see ``get_arrow_type``.
         schema: Arrow schema of the input table, which determines the types of the other columns in
@@ -39,7 +41,7 @@ class TableLayout:
 
     format: str
     columns: Sequence[str]
-    dialect: Dialect = CSV
+    dialect: Dialect | None = None
     header: bool = True
     types: Mapping[str, str] | None = None
     schema: Any = None
@@ -53,11 +55,6 @@ class RowWriter(Protocol):
 
     def finish(self) -> None:
         """Write the end of the table."""
-
-
-def get_default_dialect(table_format: str) -> Dialect:
-    """Return the dialect of CSV or TSV; ``CSV`` for other formats, which ignore it."""
-    return TSV if table_format == "tsv" else CSV
 
 
 def get_output_format(out: Path) -> str:
@@ -78,8 +75,16 @@ def get_output_format(out: Path) -> str:
 
 
 @contextmanager
-def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
-    """Yield a function that writes text to a new file; the suffix determines its compression."""
+def open_text_output(out: TextOutput, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
+    """Yield a function that writes text.
+
+    Args:
+        out: A new file, whose suffix determines its compression, or the function to yield.
+        encoding: Encoding of the file.
+    """
+    if not isinstance(out, Path):
+        yield out
+        return
     with (
         atomic_file(out) as temporary,
         temporary.open("wb") as file,
@@ -101,9 +106,18 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
 
 
 @contextmanager
-def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
-    """Yield a writer for a new file. The file is created only if the block succeeds."""
-    if layout.format == "parquet":
+def open_row_writer(
+    out: TextOutput, layout: TableLayout, encoding: str = UTF8
+) -> Iterator[RowWriter]:
+    """Yield a writer for the rows of a table.
+
+    Args:
+        out: A new file, which is created only if the block succeeds, or a function. Parquet is not
+            text: a function receives JSON lines instead.
+        layout: How the table is written.
+        encoding: Encoding of a text file.
+    """
+    if layout.format == "parquet" and isinstance(out, Path):
         with atomic_file(out) as temporary:
             writer = ParquetRowWriter(temporary, layout)
             try:
@@ -113,16 +127,13 @@ def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Ite
                 writer.close()
         return
     with open_text_output(out, encoding) as write:
-        text_writer = create_text_writer(write, layout)
+        text_writer: RowWriter
+        if layout.format in ("csv", "tsv"):
+            text_writer = _DelimitedWriter(write, layout)
+        else:
+            text_writer = _JsonWriter(write, is_array=layout.format == "json")
         yield text_writer
         text_writer.finish()
-
-
-def create_text_writer(write: Callable[[str], object], layout: TableLayout) -> RowWriter:
-    """Return a writer that passes the rows to a function, as CSV, TSV or JSON."""
-    if layout.format in ("csv", "tsv"):
-        return _DelimitedWriter(write, layout)
-    return _JsonWriter(write, is_array=layout.format == "json")
 
 
 class _CsvFile:
@@ -147,11 +158,11 @@ class _DelimitedWriter:
     def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
         self._write = write
         self._columns = layout.columns
-        self._dialect = layout.dialect
+        self._dialect = layout.dialect or (TSV if layout.format == "tsv" else CSV)
         # The writer quotes the characters of the line ending, and readers end lines at both.
         self._csv_writer = csv.writer(
             _CsvFile(self._write_csv_row),
-            delimiter=layout.dialect.delimiter,
+            delimiter=self._dialect.delimiter,
             quotechar='"',
             lineterminator="\r\n",
             quoting=csv.QUOTE_MINIMAL,

@@ -1,9 +1,8 @@
 """Tag the sentences of a file, and write them as CoNLL, CoNLL-U, JSON or Parquet."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,15 @@ from bertsmith.tasks.families import get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import TableSource, open_table
-from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.tasks.text_files import detect_table_format
 from bertsmith.use.inputs import chunked
 from bertsmith.use.predict_table import DECIMALS, TableCounts
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     Cells,
     TableLayout,
+    TextOutput,
     choose_column_names,
-    create_text_writer,
     open_row_writer,
     open_text_output,
 )
@@ -56,7 +55,7 @@ _SentenceWithTags = tuple[RawSentence, TaggedUnits | None]
 def tag_file(
     bundle: FineTunedBundle,
     source: TableSource,
-    out: Path | Callable[[str], object],
+    out: TextOutput,
     *,
     columns: Mapping[str, Any] | None = None,
     skip_invalid: bool = False,
@@ -107,11 +106,10 @@ def tag_file(
                 layout = TableLayout(out_format, output_columns, types=types, schema=schema)
                 _write_rows(tagged_sentences, layout, names, out)
             else:
-                encoding = source.encoding if isinstance(out, Path) else UTF8
-                format_sentence = partial(
-                    _format_sentence, is_conllu=in_format == "conllu", kind=bundle.head.kind
-                )
-                _write_blocks(map(format_sentence, tagged_sentences), out, encoding)
+                kind, is_conllu = bundle.head.kind, in_format == "conllu"
+                with open_text_output(out, source.encoding) as write:
+                    for sentence in tagged_sentences:
+                        write(_format_sentence(sentence, kind, is_conllu=is_conllu))
     finally:
         progress.finish()
     return counts
@@ -219,20 +217,13 @@ def _write_rows(
     sentences: Iterator[_SentenceWithTags],
     layout: TableLayout,
     names: Mapping[str, str],
-    out: Path | Callable[[str], object],
+    out: TextOutput,
 ) -> None:
     """Write sentences as the rows of a table."""
     rows = (_to_row(raw, units, names) for raw, units in sentences if raw.units or raw.cells)
-    chunks = chunked(rows, _CHUNK_SIZE)
-    if isinstance(out, Path):
-        with open_row_writer(out, layout) as writer:
-            for chunk in chunks:
-                writer.append(chunk)
-        return
-    writer = create_text_writer(out, layout)
-    for chunk in chunks:
-        writer.append(chunk)
-    writer.finish()
+    with open_row_writer(out, layout) as writer:
+        for chunk in chunked(rows, _CHUNK_SIZE):
+            writer.append(chunk)
 
 
 def _to_row(raw: RawSentence, units: TaggedUnits | None, names: Mapping[str, str]) -> Cells:
@@ -249,20 +240,7 @@ def _to_row(raw: RawSentence, units: TaggedUnits | None, names: Mapping[str, str
     return row
 
 
-def _write_blocks(
-    blocks: Iterator[str], out: Path | Callable[[str], object], encoding: str
-) -> None:
-    """Write the text of each sentence to a file, or pass it to a function."""
-    if not isinstance(out, Path):
-        for block in blocks:
-            out(block)
-        return
-    with open_text_output(out, encoding) as write:
-        for block in blocks:
-            write(block)
-
-
-def _format_sentence(sentence: _SentenceWithTags, *, is_conllu: bool, kind: str) -> str:
+def _format_sentence(sentence: _SentenceWithTags, kind: str, *, is_conllu: bool) -> str:
     """Return the lines of a sentence with its tags, and the comments and markers before it."""
     raw, units = sentence
     tags = units.tags if units else [_EMPTY_FIELD] * len(raw.line_numbers)

@@ -6,8 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bertsmith.errors import SettingsError
-from bertsmith.serve.auth import ApiKey
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, paused_model
@@ -140,9 +138,3 @@ def test_web_page_has_the_same_cors_rules(models: list[ServedModel], host: str) 
         for path in paths:
             response = httpx.get(server.url + path, headers=headers)
             assert response.headers["access-control-allow-origin"] == ORIGIN
-
-
-def test_empty_api_key_is_an_error() -> None:
-    """An empty key would admit clients without a key."""
-    with pytest.raises(SettingsError, match="the API key is empty"):
-        ApiKey("")

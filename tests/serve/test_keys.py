@@ -59,9 +59,13 @@ def test_key_file_has_a_table_for_each_key(tmp_path: Path) -> None:
 
 
 def test_keys_must_be_unique_and_not_empty() -> None:
-    """A server without keys would accept everyone, and equal keys would share one name."""
+    """A server without keys or with an empty one would accept everyone.
+
+    Equal keys would share one name.
+    """
     for keys, message in (
         ({}, "there is no API key"),
+        ({"a": KeySettings(key="")}, "the API key is empty"),
         ({"a": KeySettings(key=" ")}, "the API key is empty"),
         ({"a": KeySettings(key="x"), "b": KeySettings(key="x ")}, r"\[a\] and \[b\]"),
     ):
