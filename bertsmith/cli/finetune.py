@@ -3,9 +3,8 @@
 import json
 import signal
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -59,6 +58,11 @@ LearningRateByWidth = Annotated[
         callback=check_positive,
     ),
 ]
+#: Inputs of the BiLSTM in the feature-based approach (Devlin et al. 2018, table 7).
+FeatureLayers = Literal[
+    "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
+    "weighted-sum-all",
+]  # fmt: skip
 
 _DEFAULT_COMMAND = "task"
 
@@ -88,27 +92,6 @@ group = typer.Typer(
     ),
 )
 app.add_typer(group)
-
-
-class LabelKind(StrEnum):
-    """Values of --kind: the kinds of labels that a model predicts."""
-
-    single = "single"
-    multi = "multi"
-    regression = "regression"
-    entities = "entities"
-    tags = "tags"
-
-
-class FeatureLayers(StrEnum):
-    """Inputs of the BiLSTM in the feature-based approach (Devlin et al. 2018, table 7)."""
-
-    embeddings = "embeddings"
-    second_to_last = "second-to-last"
-    last = "last"
-    sum_last_four = "weighted-sum-last-four"
-    concat_last_four = "concat-last-four"
-    sum_all = "weighted-sum-all"
 
 
 @group.command(
@@ -151,7 +134,7 @@ def finetune(
         typer.Option(help="choose: the columns of the endings, such as a,b,c,d."),
     ] = None,
     kind: Annotated[
-        LabelKind | None,
+        Literal["single", "multi", "regression", "entities", "tags"] | None,
         typer.Option(
             help="Kind of label. classify: single (one label per text), multi (several, separated "
             "by |) or regression (a number); tag: entities or tags (such as parts of speech)."
@@ -215,8 +198,7 @@ def finetune(
     """
     tables: dict[str, Any] = {
         "task": {
-            "text_column": text, "pair_column": pair, "label_column": label,
-            "kind": kind.value if kind else None,
+            "text_column": text, "pair_column": pair, "label_column": label, "kind": kind,
             "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
             "batch_size": batch_size, "max_seqlen": max_seqlen,
             "skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter,
@@ -225,7 +207,7 @@ def finetune(
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
         "run": {"seed": seed},
-        "features": {"layers": features.value if features else None},
+        "features": {"layers": features},
     }  # fmt: skip
     values = {
         name: {key: value for key, value in table.items() if value is not None}

@@ -1,8 +1,7 @@
 """``bertsmith lab``: run one of the paper's experiments, or compare models."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,16 +22,6 @@ EXPERIMENTS = (
     "pretraining-tasks", "model-size", "training-steps", "features", "masking", "pooling",
     "context", "activations", "normalization", "positions", "vocabulary", "learning",
 )  # fmt: skip
-
-
-class ScaleName(StrEnum):
-    """Names of the scales, which set the size of an experiment's models and data."""
-
-    smoke = "smoke"
-    small = "small"
-    medium = "medium"
-    full = "full"
-
 
 _DEFAULT_COMMAND = "run"
 
@@ -75,13 +64,13 @@ def run_experiment(
         ),
     ],
     scale: Annotated[
-        ScaleName,
+        Literal["smoke", "small", "medium", "full"],
         typer.Option(
             help="smoke: a toy language, seconds; small: about an hour; medium: about 14 "
             "core-hours for tables 5 and 6 and figure 5, without structured initialization; full: "
             "the paper's size."
         ),
-    ] = ScaleName.small,
+    ] = "small",
     text: Annotated[
         Path | None, typer.Option(help="English text for pre-training: a file or a folder.")
     ] = None,
@@ -140,7 +129,7 @@ def run_experiment(
     runs = [
         ExperimentRun(
             experiment,
-            scale=scale.value,
+            scale=scale,
             sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
             out=out,
             results_dir=results,

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,20 +38,6 @@ if TYPE_CHECKING:
     from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.tasks.tables import TableSource
     from bertsmith.use.predict_table import TableCounts
-
-
-class InputFormat(StrEnum):
-    """Input formats: one text per line, a table, or tagged sentences."""
-
-    lines = "lines"
-    csv = "csv"
-    tsv = "tsv"
-    jsonl = "jsonl"
-    json = "json"
-    parquet = "parquet"
-    conll = "conll"
-    conllu = "conllu"
-
 
 #: File name suffixes of tagged sentences, and their formats.
 _CONLL_SUFFIXES = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
@@ -109,7 +94,10 @@ def predict(
     endings: Annotated[
         str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
     ] = None,
-    input_format: Annotated[InputFormat | None, FORMAT_OPTION] = None,
+    input_format: Annotated[
+        Literal["lines", "csv", "tsv", "jsonl", "json", "parquet", "conll", "conllu"] | None,
+        FORMAT_OPTION,
+    ] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -178,9 +166,7 @@ def predict(
     bundle = unknown.with_token_counter(bundle)
     counts = ExampleCounts()
     if source is not None:
-        table_format, has_tokens = _detect_format(
-            bundle, source, input_format and input_format.value, text
-        )
+        table_format, has_tokens = _detect_format(bundle, source, input_format, text)
         _check_table_options(source, table_format, table_options, has_tokens=has_tokens)
         if table_format is not None:
             table_source = source.to_table_source(

@@ -2,9 +2,8 @@
 
 import signal
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,13 +18,6 @@ from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.train.pretraining.result import PretrainResult
-
-
-class RecipeName(StrEnum):
-    """Names of the pre-training recipes."""
-
-    fast = "fast"
-    paper = "paper"
 
 
 @app.command(
@@ -48,7 +40,7 @@ def pretrain(
         ),
     ] = None,
     recipe: Annotated[
-        RecipeName | None,
+        Literal["fast", "paper"] | None,
         typer.Option(
             help="paper: as published (Devlin et al. 2018); fast: with later improvements for "
             "short runs, such as a higher learning rate. Default: fast."
@@ -103,7 +95,7 @@ def pretrain(
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {
         "size": size,
-        "recipe": None if recipe is None else recipe.value,
+        "recipe": recipe,
         "start_from": start_from,
         "config": config,
         "assignments": assignments or [],
