@@ -64,18 +64,9 @@ FeatureLayers = Literal[
     "weighted-sum-all",
 ]  # fmt: skip
 
-_DEFAULT_COMMAND = "task"
-
-
-class _FinetuneGroup(GroupWithDefaultCommand):
-    """Runs ``finetune task`` for ``finetune TASK``."""
-
-    default_command = _DEFAULT_COMMAND
-
-
 group = typer.Typer(
     name="finetune",
-    cls=_FinetuneGroup,
+    cls=GroupWithDefaultCommand,
     help="Fine-tune a model on a task, or train embeddings or a reranker.\n\n"
     "`bertsmith finetune classify ...` is short for `bertsmith finetune task classify ...`, and "
     "likewise for answer, choose, tag and the public tasks.",
@@ -95,7 +86,7 @@ app.add_typer(group)
 
 
 @group.command(
-    _DEFAULT_COMMAND,
+    "task",
     epilog=format_examples(
         "bertsmith finetune classify --model my-run --data reviews.csv \\\n"
         "      --text review --label mood --out my-classifier",

@@ -23,18 +23,9 @@ EXPERIMENTS = (
     "context", "activations", "normalization", "positions", "vocabulary", "learning",
 )  # fmt: skip
 
-_DEFAULT_COMMAND = "run"
-
-
-class _LabGroup(GroupWithDefaultCommand):
-    """Runs ``lab run`` for ``lab NAME``."""
-
-    default_command = _DEFAULT_COMMAND
-
-
 group = typer.Typer(
     name="lab",
-    cls=_LabGroup,
+    cls=GroupWithDefaultCommand,
     help="Run one of the paper's experiments, or compare models.\n\n"
     "`bertsmith lab NAME` is short for `bertsmith lab run NAME`.",
     no_args_is_help=True,
@@ -48,7 +39,7 @@ app.add_typer(group)
 
 
 @group.command(
-    _DEFAULT_COMMAND,
+    "run",
     epilog=format_examples(
         "bertsmith lab activations --scale smoke",
         "bertsmith lab masking --text my-text/ --plan",

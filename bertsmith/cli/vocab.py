@@ -13,18 +13,9 @@ from bertsmith.cli.hints import quote_path
 if TYPE_CHECKING:
     from bertsmith.text.vocabulary import LearnedVocabulary
 
-_DEFAULT_COMMAND = "learn"
-
-
-class _VocabGroup(GroupWithDefaultCommand):
-    """Runs ``vocab learn`` for ``vocab CORPUS...``."""
-
-    default_command = _DEFAULT_COMMAND
-
-
 group = typer.Typer(
     name="vocab",
-    cls=_VocabGroup,
+    cls=GroupWithDefaultCommand,
     help="Learn a WordPiece vocabulary, or add words to a model's.\n\n"
     "`bertsmith vocab CORPUS... --out TOKENIZER` is short for `bertsmith vocab learn`.",
     no_args_is_help=True,
@@ -38,7 +29,7 @@ app.add_typer(group)
 
 
 @group.command(
-    _DEFAULT_COMMAND,
+    "learn",
     epilog=format_examples(
         "bertsmith vocab my-text/ --size 16000 --out my-tokenizer",
         "bertsmith vocab corpus.jsonl.gz --cased --out my-tokenizer",
