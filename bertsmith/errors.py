@@ -49,6 +49,17 @@ class DivergedError(RunError):
     """A loss or gradient is not finite."""
 
 
+class StoppedError(BertsmithError):
+    """A signal stopped a stage of the lab after its progress was saved.
+
+    The command line exits with the status of the signal.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("stopped, progress is saved; run the same command to resume")
+        self.signal = signal_number
+
+
 class PeerError(BertsmithError):
     """Another process of the same run has failed and reports the error, so this one does not."""
 

@@ -229,13 +229,8 @@ def _compare(run: Path) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
     from bertsmith.lab.distillation_comparison import compare_distilled
-    from bertsmith.lab.stage_runners import StoppedError
 
-    try:
-        return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
-    except StoppedError as stopped:
-        log(str(stopped))
-        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
+    return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
 
 
 def _print_comparison(rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ import typer
 
 from bertsmith.cli.app import GroupWithDefaultCommand, app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
-from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
@@ -151,15 +150,9 @@ def _run(run: "ExperimentRun", *, as_json: bool) -> tuple[dict[str, object], boo
     Returns:
         The result as a JSON value, and whether a stage failed.
     """
-    from bertsmith.lab.stage_runners import StoppedError
-
     name = run.experiment.name
     log(f"{name}: {run.experiment.question} ({run.experiment.source})")
-    try:
-        outcome = run.run()
-    except StoppedError as stopped:
-        log(str(stopped))
-        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
+    outcome = run.run()
     files = list(map(str, outcome.files))
     value: dict[str, object] = {
         "experiment": name,

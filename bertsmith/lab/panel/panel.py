@@ -1,6 +1,5 @@
 """Plans and runs a panel, and writes its table."""
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.progress import NullProgress, Progress
 
 #: Subdirectory of the output folder for fine-tuning runs, untrained models and split files.
@@ -167,15 +165,10 @@ class Panel:
         """
         try:
             self.runner.run_stages({key.describe(): stage for key, stage in self.cells.items()})
-        except KeyboardInterrupt:
-            # Cells other than fine-tuning do not convert the signal to a StoppedError.
-            self.write_table()
-            raise StoppedError(signal.SIGINT) from None
-        except BaseException:
-            # For example StoppedError, or the exception of the command line for SIGTERM.
-            self.write_table()
-            raise
-        return self.write_table()
+        finally:
+            # Also after StoppedError, or the exception of the command line for SIGTERM.
+            outcome = self.write_table()
+        return outcome
 
     def write_table(self) -> PanelOutcome:
         """Write the table of the existing results."""

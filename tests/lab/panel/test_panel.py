@@ -13,7 +13,7 @@ import torch
 
 from bertsmith.bundle import load
 from bertsmith.cli.panel import DEFAULT_LEARNING_RATE
-from bertsmith.errors import MissingExtraError, SettingsError, TaskError
+from bertsmith.errors import MissingExtraError, SettingsError, StoppedError, TaskError
 from bertsmith.files import dump_json
 from bertsmith.lab import stage_runners
 from bertsmith.lab.panel import cost, stage_functions
@@ -23,7 +23,7 @@ from bertsmith.lab.panel.panel import Panel
 from bertsmith.lab.panel.table import build_json, build_table, read_table
 from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, select_tasks
 from bertsmith.lab.results import RESULTS_FILE
-from bertsmith.lab.stage_runners import Job, StageFunction, StoppedError
+from bertsmith.lab.stage_runners import Job, StageFunction
 from bertsmith.model.config import ModelConfig
 from tests.lab.panel.conftest import write_model
 
