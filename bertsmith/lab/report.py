@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from textwrap import fill
 from typing import Any
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import require_extra
 from bertsmith.lab.verdict import Claim, format_verdict
 
 #: Text of a table cell without a value.
@@ -140,11 +140,9 @@ def save_figure(report: Report, path: Path, title: str) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
+    with require_extra("plot", "drawing an experiment", package="matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
     rows = list(_arrange_panels(report.panels))
     if any(panel.is_full_width for panel in report.panels):
         num_columns = _PANELS_PER_ROW
