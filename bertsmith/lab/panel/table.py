@@ -36,20 +36,8 @@ def get_values(
     return values
 
 
-def build_table(
-    results: CellResults, models: Sequence[PanelModel], tasks: Sequence[PanelTask]
-) -> Table:
-    """Return the table with means and standard deviations over the seeds."""
-    rows = [
-        (measure.label,
-         *(format_mean_std(get_values(results, model, task, measure)) for model in models))
-        for task in tasks for measure in task.measures
-    ]  # fmt: skip
-    return Table(_TITLE, ("measure", *(model.label for model in models)), rows)
-
-
 def read_table(data: Mapping[str, Any]) -> Table:
-    """Return the table of results that ``build_json`` has converted.
+    """Return the table with means and standard deviations over the seeds.
 
     Args:
         data: The content of panel.json.
