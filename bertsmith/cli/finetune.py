@@ -187,26 +187,19 @@ def finetune(
 
     torchrun --nproc-per-node 2 -m bertsmith finetune ... trains in 2 processes.
     """
-    tables: dict[str, Any] = {
-        "task": {
-            "text_column": text, "pair_column": pair, "label_column": label, "kind": kind,
-            "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
-            "batch_size": batch_size, "max_seqlen": max_seqlen,
-            "skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter,
-            "validation_files": {"dev": str(dev.resolve())} if dev else None,
-        },
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
-        "run": {"seed": seed},
-        "features": {"layers": features},
+    settings = {
+        "text_column": text, "pair_column": pair, "label_column": label, "kind": kind,
+        "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
     }  # fmt: skip
-    values = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in tables.items()
-    }
-    if features is None:
+    values = build_values(
+        "task", settings,
+        dev=[dev] if dev else None, batch_size=batch_size, max_seqlen=max_seqlen,
+        skip_invalid=skip_invalid, encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr,
+        seed=seed,
+    )  # fmt: skip
+    if features is not None:
         # Even an empty table would select the feature-based approach.
-        del values["features"]
+        values["features"] = {"layers": features}
     options: dict[str, Any] = {
         "data": data,
         "config": config,

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -172,9 +171,10 @@ def predict(
             table_source = source.to_table_source(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
-            _TablePrediction(
-                table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
-            ).write(bundle, has_tokens=has_tokens)
+            _write_table(
+                bundle, table_source, out, columns,
+                has_tokens=has_tokens, skip_invalid=skip_invalid, as_json=as_json,
+            )  # fmt: skip
             unknown.warn()
             return
         if out is not None:
@@ -314,64 +314,59 @@ def _detect_format(
     return table_format, False
 
 
-@dataclass(frozen=True)
-class _TablePrediction:
-    """A table to predict, and how to write its predictions.
+def _write_table(
+    bundle: "FineTunedBundle",
+    source: "TableSource",
+    out: Path | None,
+    columns: Mapping[str, Any],
+    *,
+    has_tokens: bool,
+    skip_invalid: bool,
+    as_json: bool,
+) -> None:
+    """Write a table with predictions and log a summary.
 
-    Attributes:
+    Args:
+        bundle: The fine-tuned model.
         source: The table.
         out: The file to write; None for stdout.
         columns: Settings of the task that name input columns, such as ``text_column``; None for
             columns named as in the training table.
+        has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
         skip_invalid: Whether invalid rows get empty predictions, instead of being errors.
         as_json: Whether to print JSON: the rows, or only a summary if there is a file to write.
     """
+    from bertsmith.use.predict_table import predict_table
+    from bertsmith.use.tag_file import tag_file
 
-    source: "TableSource"
-    out: Path | None
-    columns: Mapping[str, Any]
-    skip_invalid: bool
-    as_json: bool
-
-    def write(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
-        """Write the table with predictions and log a summary.
-
-        Args:
-            bundle: The fine-tuned model.
-            has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
-        """
-        from bertsmith.use.predict_table import predict_table
-        from bertsmith.use.tag_file import tag_file
-
-        print_json_lines = self.as_json and self.out is None
-        if self.source.format == "parquet" and self.out is None and not print_json_lines:
-            raise InputError(
-                f"{self.source.path}: Parquet cannot be printed; add --out FILE, or --json for "
-                "JSON lines"
-            )
-        columns = {name: value for name, value in self.columns.items() if value is not None}
-        target: Path | Callable[[str], object] = self.out or sys.stdout.write
-        if has_tokens:
-            counts = tag_file(
-                bundle,
-                self.source,
-                target,
-                columns=columns,
-                skip_invalid=self.skip_invalid,
-                as_json=print_json_lines,
-                progress=TerminalProgress(),
-            )
-        else:
-            counts = predict_table(
-                bundle,
-                self.source,
-                target,
-                columns=columns,
-                skip_invalid=self.skip_invalid,
-                out_format="jsonl" if print_json_lines else None,
-                progress=TerminalProgress(),
-            )
-        _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
+    print_json_lines = as_json and out is None
+    if source.format == "parquet" and out is None and not print_json_lines:
+        raise InputError(
+            f"{source.path}: Parquet cannot be printed; add --out FILE, or --json for JSON lines"
+        )
+    columns = {name: value for name, value in columns.items() if value is not None}
+    target: Path | Callable[[str], object] = out or sys.stdout.write
+    if has_tokens:
+        counts = tag_file(
+            bundle,
+            source,
+            target,
+            columns=columns,
+            skip_invalid=skip_invalid,
+            as_json=print_json_lines,
+            progress=TerminalProgress(),
+        )
+    else:
+        counts = predict_table(
+            bundle,
+            source,
+            target,
+            columns=columns,
+            skip_invalid=skip_invalid,
+            out_format="jsonl" if print_json_lines else None,
+            progress=TerminalProgress(),
+        )
+    _log_table_counts(counts, source.path, out, as_json=as_json)
 
 
 def _log_table_counts(
