@@ -1,5 +1,6 @@
 """``bertsmith distill``: train a small student model from a larger teacher."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -226,8 +227,6 @@ def distill(
 
 def _compare(run: Path) -> list[dict[str, Any]]:
     """Return the rows of the table of a run, as JSON values."""
-    from dataclasses import asdict
-
     from bertsmith.lab.distillation_comparison import compare_distilled
 
     return [asdict(row) for row in compare_distilled(run, TerminalProgress())]

@@ -22,6 +22,7 @@ from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_posit
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
+from bertsmith.settings import read_stored_settings
 
 if TYPE_CHECKING:
     from bertsmith.train.engine.finetuning_run import FinetuneResult
@@ -273,7 +274,6 @@ def _run_sweep(
 
 def _log_next_command(run: Path, model: Path) -> None:
     """Log a ``predict`` command with placeholders for the texts that the task needs."""
-    from bertsmith.settings import read_stored_settings
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
     task = read_stored_settings(run / SETTINGS_FILE)["task"]

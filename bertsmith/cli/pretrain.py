@@ -15,6 +15,7 @@ from bertsmith.cli.model_options import check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
+from bertsmith.text.unknown import format_unknown_warning
 
 if TYPE_CHECKING:
     from bertsmith.train.pretraining.result import PretrainResult
@@ -148,8 +149,6 @@ def pretrain(
 
 def _print_metrics(result: "PretrainResult", *, as_json: bool) -> None:
     """Log warnings about the metrics of a run; print the metrics unless ``as_json``."""
-    from bertsmith.text.unknown import format_unknown_warning
-
     heldout = result.heldout
     unknown_share = heldout.get("unknown_share")
     warning = format_unknown_warning(unknown_share or 0.0, "the held-out tokens")
