@@ -9,6 +9,7 @@ from bertsmith.lab.panel.cells import CellKey, PanelOptions
 from bertsmith.lab.panel.models import PanelModel
 from bertsmith.lab.panel.tasks import BATCH_SIZE, TASKS, Measure, PanelTask
 from bertsmith.lab.report import Table, format_mean_std
+from bertsmith.lab.verdict import select_finite
 from bertsmith.plurals import count_noun
 
 _TITLE = "Panel: mean ± standard deviation over the seeds, on validation sets"
@@ -90,7 +91,7 @@ def build_json(
 
 def _summarize(values: Sequence[float | None]) -> dict[str, Any]:
     """Return the values of the seeds, their mean and their standard deviation."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    finite = select_finite(values)
     return {
         "values": list(values),
         "mean": mean(finite) if finite else None,
