@@ -37,13 +37,12 @@ from bertsmith.bundle.metadata import read_metadata
 from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.data.plan import fingerprint_sources
 from bertsmith.data.store import MANIFEST_FILE, Store
-from bertsmith.errors import BertsmithError
+from bertsmith.errors import BertsmithError, StoppedError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab.panel.cells import PanelOptions
 from bertsmith.lab.panel.data import PanelData
 from bertsmith.lab.panel.panel import Panel, PanelOutcome
 from bertsmith.lab.panel.tasks import LEARNING_RATE, PanelTask, select_tasks, split_by_data
-from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.plurals import count_noun, format_minutes
 from bertsmith.progress import NullProgress
 from bertsmith.text.sources import find_sources

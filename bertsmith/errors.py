@@ -3,6 +3,9 @@
 The command line prints the message of such an error without a traceback, and exits with status 2.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 _OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "not enough memory")
 
 
@@ -49,6 +52,17 @@ class DivergedError(RunError):
     """A loss or gradient is not finite."""
 
 
+class StoppedError(BertsmithError):
+    """A signal stopped a stage of the lab after its progress was saved.
+
+    The command line exits with the status of the signal.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("stopped, progress is saved; run the same command to resume")
+        self.signal = signal_number
+
+
 class PeerError(BertsmithError):
     """Another process of the same run has failed and reports the error, so this one does not."""
 
@@ -68,6 +82,21 @@ class MissingExtraError(BertsmithError):
             f"{purpose} needs the package {package!r}, which is not installed; "
             f"install it with: pip install 'bertsmith[{extra}]'"
         )
+
+
+@contextmanager
+def require_extra(extra: str, purpose: str, package: str | None = None) -> Iterator[None]:
+    """Raise MissingExtraError if a package that is imported in the block is not installed.
+
+    Args:
+        extra: Extra of bertsmith that installs the package.
+        purpose: What needs the package, as the subject of a sentence.
+        package: Name of the package for the message. Default: the module that is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(package or str(error.name), extra, purpose) from None
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -45,18 +45,15 @@ class CommandGroup(TyperGroup):
 
 
 class GroupWithDefaultCommand(CommandGroup):
-    """Runs ``default_command`` if the first argument is not a command.
+    """Runs the command that was registered first if the first argument is not a command.
 
     An argument that has the same name as a command must be passed with its folder: ``./extend``.
     """
 
-    #: The name of the command.
-    default_command: ClassVar[str]
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default command if the first argument is not a command."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [self.default_command, *args]
+            args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 
 

@@ -12,11 +12,11 @@ import typer
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import CommandGroup, app, format_examples
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import quote_path
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
-    from bertsmith.cli.console import TerminalProgress
     from bertsmith.text.corpus import Document
     from bertsmith.text.docstrings import ModuleProse
 
@@ -61,7 +61,6 @@ def show(
     language: corpus_options.Language = "en",
 ) -> None:
     """Show the first documents, one sentence per line."""
-    from bertsmith.cli.console import print_line
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.sentences import split_sentences
 
@@ -98,7 +97,6 @@ def stats(
 
     Words are separated by whitespace. Also shows how much text is duplicate or unreadable.
     """
-    from bertsmith.cli.console import print_json, print_line
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.sentences import split_sentences
 
@@ -195,7 +193,6 @@ def docstrings(
     Each module of the standard library and the installed packages is a document. Code, tables,
     examples and markup are removed. No package is imported.
     """
-    from bertsmith.cli.console import log
     from bertsmith.text.docstrings import read_documentation
     from bertsmith.text.export import module_to_document, write_json_lines, write_sentences
 
@@ -247,7 +244,7 @@ def _open_output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]
 
 
 def _advance_per_document(
-    documents: "Iterator[Document]", progress: "TerminalProgress"
+    documents: "Iterator[Document]", progress: TerminalProgress
 ) -> "Iterator[Document]":
     """Yield the documents and advance the progress bar by one for each."""
     for document in documents:
@@ -257,7 +254,6 @@ def _advance_per_document(
 
 def _log_next_command(out: Path | None) -> None:
     """Log the path of the output file and a command that reads it, unless ``out`` is None."""
-    from bertsmith.cli.console import log
     from bertsmith.text.export import choose_output_format
 
     if out is None:

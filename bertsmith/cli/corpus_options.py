@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.cli.hints import quote_path
+from bertsmith.errors import CorpusError
 
 if TYPE_CHECKING:
-    from bertsmith.cli.console import TerminalProgress
     from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source
 
 Corpus = Annotated[
@@ -83,7 +84,6 @@ def parse_corpus_options(
 
 def find_sources(corpus: list[str]) -> "list[Source]":
     """Return the sources that the CORPUS arguments name; log which files are ignored."""
-    from bertsmith.cli.console import log
     from bertsmith.text import sources
 
     ignored_files: list[str] = []
@@ -114,10 +114,8 @@ def format_corpus(corpus: list[str], options: "CorpusOptions | None") -> str:
 
 
 @contextmanager
-def terminal_progress() -> "Iterator[TerminalProgress]":
+def terminal_progress() -> Iterator[TerminalProgress]:
     """Yield a progress bar and finish it at the end of the block, also after an error."""
-    from bertsmith.cli.console import TerminalProgress
-
     progress = TerminalProgress()
     try:
         yield progress
@@ -127,16 +125,12 @@ def terminal_progress() -> "Iterator[TerminalProgress]":
 
 def log_report(report: "CorpusReport") -> None:
     """Log how much text was read and skipped."""
-    from bertsmith.cli.console import log
-
     for line in report.lines():
         log(line)
 
 
 def check_overwrite(path: Path, force: bool) -> None:
     """Raise CorpusError if ``path`` is a folder, or a file that ``force`` does not replace."""
-    from bertsmith.errors import CorpusError
-
     if path.is_dir():
         raise CorpusError(f"{path}: this is a folder; expected the name of a file to write")
     if path.exists() and not force:

@@ -1,8 +1,8 @@
 """``bertsmith distill``: train a small student model from a larger teacher."""
 
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,23 +20,6 @@ from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive, parse_numbers
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
-
-
-class DistillObjective(StrEnum):
-    """Values of --objective."""
-
-    embedding = "embedding"
-    task = "task"
-    mlm = "mlm"
-    relations = "relations"
-    hidden = "hidden"
-
-
-class Projection(StrEnum):
-    """Values of --projection."""
-
-    dense = "dense"
-    pca = "pca"
 
 
 @app.command(
@@ -88,7 +71,7 @@ def distill(
         typer.Option("--from", help="Student: another model with the teacher's tokenizer."),
     ] = None,
     objective: Annotated[
-        DistillObjective | None,
+        Literal["embedding", "task", "mlm", "relations", "hidden"] | None,
         typer.Option(
             help="What the student learns: embedding (vectors of texts), task (outputs of a "
             "fine-tuned teacher), mlm (masked tokens), relations (self-attention, MiniLMv2) or "
@@ -113,7 +96,7 @@ def distill(
         typer.Option(help="embedding: the column of the similarity of two texts, for --dev."),
     ] = None,
     projection: Annotated[
-        Projection | None,
+        Literal["dense", "pca"] | None,
         typer.Option(
             help="embedding, if the widths differ: dense (a linear layer; vectors of the teacher's "
             "width) or pca (vectors of the student's width). Default: dense."
@@ -196,9 +179,8 @@ def distill(
     options: dict[str, Any] = {
         "layers": layers, "size": size,
         "student_layers": parse_numbers("--student-layers", student_layers, int),
-        "objective": objective.value if objective else None,
-        "text_column": text, "pair_column": pair, "label_column": label,
-        "score_column": score, "projection": projection.value if projection else None,
+        "objective": objective, "text_column": text, "pair_column": pair, "label_column": label,
+        "score_column": score, "projection": projection,
         "teacher_layer": teacher_layer, "relation_heads": relation_heads,
         "temperature": temperature, "hard_weight": hard_weight,
     }  # fmt: skip
@@ -245,16 +227,9 @@ def distill(
 
 def _compare(run: Path) -> list[dict[str, Any]]:
     """Return the rows of the table of a run, as JSON values."""
-    from dataclasses import asdict
-
     from bertsmith.lab.distillation_comparison import compare_distilled
-    from bertsmith.lab.stage_runners import StoppedError
 
-    try:
-        return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
-    except StoppedError as stopped:
-        log(str(stopped))
-        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
+    return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
 
 
 def _print_comparison(rows: list[dict[str, Any]]) -> None:

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -66,17 +65,6 @@ _NEXT_STEPS = {
     ".parquet": "in Python, pyarrow.parquet.read_table({python_path})",
     ".index": 'bertsmith search {shell_path} "..."',
 }
-
-
-class TextFormat(StrEnum):
-    """Input formats: one text per line, or a table."""
-
-    lines = "lines"
-    csv = "csv"
-    tsv = "tsv"
-    jsonl = "jsonl"
-    json = "json"
-    parquet = "parquet"
 
 
 @app.command(
@@ -159,7 +147,9 @@ def embed(
             show_default=False,
         ),
     ] = None,
-    input_format: Annotated[TextFormat | None, FORMAT_OPTION] = None,
+    input_format: Annotated[
+        Literal["lines", "csv", "tsv", "jsonl", "json", "parquet"] | None, FORMAT_OPTION
+    ] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -207,7 +197,7 @@ def embed(
                 "command without torchrun"
             )
         source = open_input(file or STDIN, encoding)
-        table_format = _detect_table_format(source, input_format and input_format.value, text)
+        table_format = _detect_table_format(source, input_format, text)
         has_table_option = text is not None or header is not None or delimiter is not None
         if table_format is None and has_table_option:
             raise InputError(

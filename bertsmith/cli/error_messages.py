@@ -4,7 +4,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-from bertsmith.errors import BertsmithError, SettingsError, is_out_of_memory
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.errors import BertsmithError, SettingsError, StoppedError, is_out_of_memory
 
 EXIT_BUG = 1
 #: The same status that Typer uses for invalid options.
@@ -33,6 +34,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 def explain_error(error: Exception) -> tuple[str, int]:
     """Return a one-line message about ``error``, and the exit status of the program."""
+    if isinstance(error, StoppedError):
+        return str(error), SIGNAL_EXIT_OFFSET + error.signal
     if isinstance(error, BertsmithError):
         return f"error: {error}", EXIT_USER_ERROR
     if is_out_of_memory(error):

@@ -11,7 +11,8 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import Model, check_readable, find_model, read_lines
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, SettingsError
+from bertsmith.files import check_new_directory
 from bertsmith.plurals import count_noun
 
 #: For each format, the import path of the function that writes it, and the names of its options.
@@ -135,9 +136,6 @@ def export(
     of those of its tokens: much faster, and less accurate. Loads in model2vec and
     sentence-transformers.
     """
-    from bertsmith.errors import SettingsError
-    from bertsmith.files import check_new_directory
-
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
     writer_path, valid_options = _WRITERS[to]

@@ -10,6 +10,8 @@ from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.vocab import group
+from bertsmith.errors import SettingsError
+from bertsmith.files import check_new_directory
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -60,8 +62,6 @@ def extend(
     after iron is added, the first piece of ironware is iron. Text must be prepared again for the
     new model, which rejects stores that were prepared for the old model.
     """
-    from bertsmith.errors import SettingsError
-    from bertsmith.files import check_new_directory
     from bertsmith.text import vocabulary_extension
 
     if (words is None) == (not corpus):

@@ -3,9 +3,8 @@
 import json
 import signal
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -23,6 +22,7 @@ from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_posit
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
+from bertsmith.settings import read_stored_settings
 
 if TYPE_CHECKING:
     from bertsmith.train.engine.finetuning_run import FinetuneResult
@@ -59,19 +59,15 @@ LearningRateByWidth = Annotated[
         callback=check_positive,
     ),
 ]
-
-_DEFAULT_COMMAND = "task"
-
-
-class _FinetuneGroup(GroupWithDefaultCommand):
-    """Runs ``finetune task`` for ``finetune TASK``."""
-
-    default_command = _DEFAULT_COMMAND
-
+#: Inputs of the BiLSTM in the feature-based approach (Devlin et al. 2018, table 7).
+FeatureLayers = Literal[
+    "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
+    "weighted-sum-all",
+]  # fmt: skip
 
 group = typer.Typer(
     name="finetune",
-    cls=_FinetuneGroup,
+    cls=GroupWithDefaultCommand,
     help="Fine-tune a model on a task, or train embeddings or a reranker.\n\n"
     "`bertsmith finetune classify ...` is short for `bertsmith finetune task classify ...`, and "
     "likewise for answer, choose, tag and the public tasks.",
@@ -90,29 +86,8 @@ group = typer.Typer(
 app.add_typer(group)
 
 
-class LabelKind(StrEnum):
-    """Values of --kind: the kinds of labels that a model predicts."""
-
-    single = "single"
-    multi = "multi"
-    regression = "regression"
-    entities = "entities"
-    tags = "tags"
-
-
-class FeatureLayers(StrEnum):
-    """Inputs of the BiLSTM in the feature-based approach (Devlin et al. 2018, table 7)."""
-
-    embeddings = "embeddings"
-    second_to_last = "second-to-last"
-    last = "last"
-    sum_last_four = "weighted-sum-last-four"
-    concat_last_four = "concat-last-four"
-    sum_all = "weighted-sum-all"
-
-
 @group.command(
-    _DEFAULT_COMMAND,
+    "task",
     epilog=format_examples(
         "bertsmith finetune classify --model my-run --data reviews.csv \\\n"
         "      --text review --label mood --out my-classifier",
@@ -151,7 +126,7 @@ def finetune(
         typer.Option(help="choose: the columns of the endings, such as a,b,c,d."),
     ] = None,
     kind: Annotated[
-        LabelKind | None,
+        Literal["single", "multi", "regression", "entities", "tags"] | None,
         typer.Option(
             help="Kind of label. classify: single (one label per text), multi (several, separated "
             "by |) or regression (a number); tag: entities or tags (such as parts of speech)."
@@ -213,27 +188,19 @@ def finetune(
 
     torchrun --nproc-per-node 2 -m bertsmith finetune ... trains in 2 processes.
     """
-    tables: dict[str, Any] = {
-        "task": {
-            "text_column": text, "pair_column": pair, "label_column": label,
-            "kind": kind.value if kind else None,
-            "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
-            "batch_size": batch_size, "max_seqlen": max_seqlen,
-            "skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter,
-            "validation_files": {"dev": str(dev.resolve())} if dev else None,
-        },
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
-        "run": {"seed": seed},
-        "features": {"layers": features.value if features else None},
+    settings = {
+        "text_column": text, "pair_column": pair, "label_column": label, "kind": kind,
+        "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
     }  # fmt: skip
-    values = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in tables.items()
-    }
-    if features is None:
+    values = build_values(
+        "task", settings,
+        dev=[dev] if dev else None, batch_size=batch_size, max_seqlen=max_seqlen,
+        skip_invalid=skip_invalid, encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr,
+        seed=seed,
+    )  # fmt: skip
+    if features is not None:
         # Even an empty table would select the feature-based approach.
-        del values["features"]
+        values["features"] = {"layers": features}
     options: dict[str, Any] = {
         "data": data,
         "config": config,
@@ -307,7 +274,6 @@ def _run_sweep(
 
 def _log_next_command(run: Path, model: Path) -> None:
     """Log a ``predict`` command with placeholders for the texts that the task needs."""
-    from bertsmith.settings import read_stored_settings
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
     task = read_stored_settings(run / SETTINGS_FILE)["task"]

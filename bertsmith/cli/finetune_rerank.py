@@ -1,8 +1,7 @@
 """``bertsmith finetune rerank``: train a reranker."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -24,16 +23,6 @@ from bertsmith.cli.finetune import (
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
-
-
-class RerankingLoss(StrEnum):
-    """Values of --loss."""
-
-    bce = "bce"
-    ranknet = "ranknet"
-    margin_mse = "margin_mse"
-    listnet = "listnet"
-    mnrl = "mnrl"
 
 
 @group.command(
@@ -76,7 +65,7 @@ def rerank(
         ),
     ] = None,
     loss: Annotated[
-        RerankingLoss | None,
+        Literal["bce", "ranknet", "margin_mse", "listnet", "mnrl"] | None,
         typer.Option(
             help="Pointwise: bce (binary cross-entropy). Pairwise: ranknet or margin_mse. "
             "Listwise: listnet or mnrl (multiple negatives ranking). Default: bce."
@@ -137,9 +126,10 @@ def rerank(
         "negatives": negatives.split(",") if negatives else None,
     }  # fmt: skip
     settings: dict[str, Any] = {
-        "columns": drop_missing(columns) or None, "loss": loss.value if loss else None,
+        "columns": drop_missing(columns) or None,
+        "loss": loss,
         "random_negatives": random_negatives,
-    }  # fmt: skip
+    }
     values = build_values(
         "reranking", settings,
         dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,

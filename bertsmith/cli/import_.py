@@ -8,6 +8,8 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
+from bertsmith.errors import ModelError, SettingsError
+from bertsmith.files import check_new_directory
 from bertsmith.plurals import count_noun
 
 
@@ -53,9 +55,6 @@ def import_(
     TensorFlow is not needed. Classifiers and SQuAD models that were fine-tuned with the original
     code keep their output layers. Missing and unused weights are reported.
     """
-    from bertsmith.errors import ModelError, SettingsError
-    from bertsmith.files import check_new_directory
-
     check_new_directory(out)
     if not Path(source).exists() and not _is_name_or_checkpoint(source):
         raise ModelError(

@@ -7,7 +7,10 @@ import typer
 
 from bertsmith.cli import model_options
 from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.console import log, print_json, print_line
+from bertsmith.cli.corpus_options import terminal_progress
 from bertsmith.cli.hints import format_predict_command, quote_path
+from bertsmith.errors import StoreError
 
 if TYPE_CHECKING:
     from bertsmith.use.inspection.artifacts import ArtifactKind
@@ -76,8 +79,6 @@ def inspect(
     In the examples of a store, {input→label} marks a token that the model predicts. With --pairs,
     each example starts with its next-sentence label.
     """
-    from bertsmith.cli.console import log, print_json, print_line
-    from bertsmith.errors import StoreError
     from bertsmith.use.inspection.artifacts import identify_artifact
 
     kind, artifact_path = identify_artifact(path)
@@ -153,7 +154,6 @@ def _describe_examples(
 
 def _describe_store(path: Path, verify: bool) -> tuple[dict[str, Any], list[str]]:
     """Return a store's manifest as JSON, and the result of its verification as lines of text."""
-    from bertsmith.cli.corpus_options import terminal_progress
     from bertsmith.data.store import Store
 
     store = Store.open(path)

@@ -12,7 +12,7 @@ from bertsmith.cli import error_messages, launcher, streams
 from bertsmith.cli.app import app
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Interrupted, Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
-from bertsmith.errors import PeerError
+from bertsmith.errors import PeerError, StoppedError
 from bertsmith.files import add_error_filename
 from bertsmith.runtime.process_rank import read_process_rank
 
@@ -77,7 +77,7 @@ def main() -> None:
         streams.discard_stdout()
         sys.exit(1)
     except Exception as error:
-        if os.environ.get("BERTSMITH_DEBUG"):
+        if os.environ.get("BERTSMITH_DEBUG") and not isinstance(error, StoppedError):
             sys.stderr = error_stream
             raise
         message, status = error_messages.explain_error(error)

@@ -1,9 +1,8 @@
 """``bertsmith mine``: mine hard negatives for training."""
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,13 +32,6 @@ from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.use.mine_negatives import MiningCounts
-
-
-class Sampling(StrEnum):
-    """Values of --sampling."""
-
-    top = "top"
-    random = "random"
 
 
 @app.command(
@@ -99,7 +91,7 @@ def mine(
         float | None, typer.Option(help="Minimum similarity of a negative.")
     ] = None,
     sampling: Annotated[
-        Sampling | None,
+        Literal["top", "random"] | None,
         typer.Option(help="Use the most similar negatives (top), or random ones. Default: top."),
     ] = None,
     seed: Annotated[
@@ -145,8 +137,8 @@ def mine(
         "num_negatives": negatives, "candidates": candidates, "skip": skip,
         "relative_margin": relative_margin, "absolute_margin": absolute_margin,
         "max_score": max_score, "min_score": min_score, "seed": seed,
-        "sampling": sampling.value if sampling else None, "skip_invalid": skip_invalid,
-        "encoding": encoding, "delimiter": delimiter,
+        "sampling": sampling, "skip_invalid": skip_invalid, "encoding": encoding,
+        "delimiter": delimiter,
     }  # fmt: skip
     settings = MiningSettings.parse(drop_missing(values), "the options")
     if model is not None:

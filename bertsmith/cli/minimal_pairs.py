@@ -46,7 +46,7 @@ def evaluate_minimal_pairs(
     results = minimal_pairs.evaluate_minimal_pairs(
         bundle,
         files,
-        variants=PLL_VARIANTS if pll is None else [pll.value],
+        variants=PLL_VARIANTS if pll is None else [pll],
         skip_invalid=skip_invalid,
         encoding=encoding or "utf-8",
         out=out,

@@ -9,9 +9,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -81,20 +80,15 @@ SkipInvalid = Annotated[
 TableDelimiter = Annotated[
     str | None, typer.Option(help="Column separator of CSV. Default: detected.")
 ]
-#: The --format option; each command declares its own enumeration of formats.
+#: The --format option; each command lists its formats.
 FORMAT_OPTION = typer.Option(
     "--format",
     help="Input format. Default: from the file name; lines for standard input.",
     show_default=False,
 )
 
-
-class LinesFormat(StrEnum):
-    """The only value of --format in commands that read one text per line."""
-
-    lines = "lines"
-
-
+#: The only value of --format in commands that read one text per line.
+LinesFormat = Literal["lines"]
 LinesFormatOption = Annotated[
     LinesFormat | None,
     typer.Option(
@@ -104,14 +98,8 @@ LinesFormatOption = Annotated[
     ),
 ]
 
-
-class PllOption(StrEnum):
-    """Variants of the pseudo-log-likelihood."""
-
-    original = "original"
-    within_word = "within-word"
-
-
+#: Variants of the pseudo-log-likelihood.
+PllOption = Literal["original", "within-word"]
 NullThreshold = Annotated[
     float | None,
     typer.Option(

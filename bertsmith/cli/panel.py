@@ -10,7 +10,6 @@ import typer
 from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.lab import group
-from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
@@ -206,13 +205,7 @@ def _print_plan(planned_tasks: "Sequence[PlannedTask]", *, as_json: bool) -> Non
 
 def _run(comparison: "Panel", *, as_json: bool) -> None:
     """Compute the missing results and print the table."""
-    from bertsmith.lab.stage_runners import StoppedError
-
-    try:
-        outcome = comparison.run()
-    except StoppedError as stopped:
-        log(str(stopped))
-        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
+    outcome = comparison.run()
     if as_json:
         print_json(outcome.data)
     else:

@@ -2,10 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,20 +37,6 @@ if TYPE_CHECKING:
     from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.tasks.tables import TableSource
     from bertsmith.use.predict_table import TableCounts
-
-
-class InputFormat(StrEnum):
-    """Input formats: one text per line, a table, or tagged sentences."""
-
-    lines = "lines"
-    csv = "csv"
-    tsv = "tsv"
-    jsonl = "jsonl"
-    json = "json"
-    parquet = "parquet"
-    conll = "conll"
-    conllu = "conllu"
-
 
 #: File name suffixes of tagged sentences, and their formats.
 _CONLL_SUFFIXES = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
@@ -109,7 +93,10 @@ def predict(
     endings: Annotated[
         str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
     ] = None,
-    input_format: Annotated[InputFormat | None, FORMAT_OPTION] = None,
+    input_format: Annotated[
+        Literal["lines", "csv", "tsv", "jsonl", "json", "parquet", "conll", "conllu"] | None,
+        FORMAT_OPTION,
+    ] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -178,17 +165,16 @@ def predict(
     bundle = unknown.with_token_counter(bundle)
     counts = ExampleCounts()
     if source is not None:
-        table_format, has_tokens = _detect_format(
-            bundle, source, input_format and input_format.value, text
-        )
+        table_format, has_tokens = _detect_format(bundle, source, input_format, text)
         _check_table_options(source, table_format, table_options, has_tokens=has_tokens)
         if table_format is not None:
             table_source = source.to_table_source(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
-            _TablePrediction(
-                table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
-            ).write(bundle, has_tokens=has_tokens)
+            _write_table(
+                bundle, table_source, out, columns,
+                has_tokens=has_tokens, skip_invalid=skip_invalid, as_json=as_json,
+            )  # fmt: skip
             unknown.warn()
             return
         if out is not None:
@@ -328,64 +314,59 @@ def _detect_format(
     return table_format, False
 
 
-@dataclass(frozen=True)
-class _TablePrediction:
-    """A table to predict, and how to write its predictions.
+def _write_table(
+    bundle: "FineTunedBundle",
+    source: "TableSource",
+    out: Path | None,
+    columns: Mapping[str, Any],
+    *,
+    has_tokens: bool,
+    skip_invalid: bool,
+    as_json: bool,
+) -> None:
+    """Write a table with predictions and log a summary.
 
-    Attributes:
+    Args:
+        bundle: The fine-tuned model.
         source: The table.
         out: The file to write; None for stdout.
         columns: Settings of the task that name input columns, such as ``text_column``; None for
             columns named as in the training table.
+        has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
         skip_invalid: Whether invalid rows get empty predictions, instead of being errors.
         as_json: Whether to print JSON: the rows, or only a summary if there is a file to write.
     """
+    from bertsmith.use.predict_table import predict_table
+    from bertsmith.use.tag_file import tag_file
 
-    source: "TableSource"
-    out: Path | None
-    columns: Mapping[str, Any]
-    skip_invalid: bool
-    as_json: bool
-
-    def write(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
-        """Write the table with predictions and log a summary.
-
-        Args:
-            bundle: The fine-tuned model.
-            has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
-        """
-        from bertsmith.use.predict_table import predict_table
-        from bertsmith.use.tag_file import tag_file
-
-        print_json_lines = self.as_json and self.out is None
-        if self.source.format == "parquet" and self.out is None and not print_json_lines:
-            raise InputError(
-                f"{self.source.path}: Parquet cannot be printed; add --out FILE, or --json for "
-                "JSON lines"
-            )
-        columns = {name: value for name, value in self.columns.items() if value is not None}
-        target: Path | Callable[[str], object] = self.out or sys.stdout.write
-        if has_tokens:
-            counts = tag_file(
-                bundle,
-                self.source,
-                target,
-                columns=columns,
-                skip_invalid=self.skip_invalid,
-                as_json=print_json_lines,
-                progress=TerminalProgress(),
-            )
-        else:
-            counts = predict_table(
-                bundle,
-                self.source,
-                target,
-                columns=columns,
-                skip_invalid=self.skip_invalid,
-                out_format="jsonl" if print_json_lines else None,
-                progress=TerminalProgress(),
-            )
-        _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
+    print_json_lines = as_json and out is None
+    if source.format == "parquet" and out is None and not print_json_lines:
+        raise InputError(
+            f"{source.path}: Parquet cannot be printed; add --out FILE, or --json for JSON lines"
+        )
+    columns = {name: value for name, value in columns.items() if value is not None}
+    target: Path | Callable[[str], object] = out or sys.stdout.write
+    if has_tokens:
+        counts = tag_file(
+            bundle,
+            source,
+            target,
+            columns=columns,
+            skip_invalid=skip_invalid,
+            as_json=print_json_lines,
+            progress=TerminalProgress(),
+        )
+    else:
+        counts = predict_table(
+            bundle,
+            source,
+            target,
+            columns=columns,
+            skip_invalid=skip_invalid,
+            out_format="jsonl" if print_json_lines else None,
+            progress=TerminalProgress(),
+        )
+    _log_table_counts(counts, source.path, out, as_json=as_json)
 
 
 def _log_table_counts(

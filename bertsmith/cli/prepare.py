@@ -8,6 +8,7 @@ import typer
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 
 
@@ -63,7 +64,6 @@ def prepare(
     """
     # Inherited by the worker processes. They already use all cores, so each uses one thread.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from bertsmith.cli.console import log, print_json
     from bertsmith.data import prepare as preparation
     from bertsmith.data.plan import PrepareOptions
     from bertsmith.text.sentences import guess_language

@@ -2,9 +2,8 @@
 
 import signal
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,16 +15,10 @@ from bertsmith.cli.model_options import check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
+from bertsmith.text.unknown import format_unknown_warning
 
 if TYPE_CHECKING:
     from bertsmith.train.pretraining.result import PretrainResult
-
-
-class RecipeName(StrEnum):
-    """Names of the pre-training recipes."""
-
-    fast = "fast"
-    paper = "paper"
 
 
 @app.command(
@@ -48,7 +41,7 @@ def pretrain(
         ),
     ] = None,
     recipe: Annotated[
-        RecipeName | None,
+        Literal["fast", "paper"] | None,
         typer.Option(
             help="paper: as published (Devlin et al. 2018); fast: with later improvements for "
             "short runs, such as a higher learning rate. Default: fast."
@@ -103,7 +96,7 @@ def pretrain(
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {
         "size": size,
-        "recipe": None if recipe is None else recipe.value,
+        "recipe": recipe,
         "start_from": start_from,
         "config": config,
         "assignments": assignments or [],
@@ -156,8 +149,6 @@ def pretrain(
 
 def _print_metrics(result: "PretrainResult", *, as_json: bool) -> None:
     """Log warnings about the metrics of a run; print the metrics unless ``as_json``."""
-    from bertsmith.text.unknown import format_unknown_warning
-
     heldout = result.heldout
     unknown_share = heldout.get("unknown_share")
     warning = format_unknown_warning(unknown_share or 0.0, "the held-out tokens")

@@ -10,6 +10,7 @@ from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.lab import group
 from bertsmith.cli.model_options import find_model
+from bertsmith.files import check_new_directory
 
 
 @group.command(
@@ -64,8 +65,6 @@ def release(
     If the run started from new weights, the settings repeat the training, on the device of the
     machine that repeats it: bertsmith pretrain --config OUT/settings.toml --data STORE --out RUN.
     """
-    from bertsmith.files import check_new_directory
-
     check_new_directory(out)
     model = find_model(run)
     from bertsmith.lab.release import ReleaseOptions, write_release

@@ -56,7 +56,7 @@ def score(
             help="Mask only the token to predict (original), or also the following tokens of its "
             "word (within-word)."
         ),
-    ] = PllOption.original,
+    ] = "original",
     fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
@@ -82,7 +82,7 @@ def score(
     bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use.score import iter_scores
 
-    settings: dict[str, Any] = {"variant": pll.value}
+    settings: dict[str, Any] = {"variant": pll}
     if not text and file in (None, STDIN) and sys.stdin.isatty():
         # The user types the lines.
         settings["chunk_size"] = 1

@@ -27,13 +27,7 @@ from bertsmith.cli.model_options import (
     find_embedding_model,
     resolve_device,
 )
-from bertsmith.errors import (
-    BertsmithError,
-    MissingExtraError,
-    ModelError,
-    RunError,
-    SettingsError,
-)
+from bertsmith.errors import BertsmithError, ModelError, RunError, SettingsError, require_extra
 from bertsmith.settings import load_user_settings
 
 if TYPE_CHECKING:
@@ -176,7 +170,7 @@ def serve(
     named_models = _name_models(models or [REFERENCE_MODEL])
     _check_proxies(forwarded_allow_ips or [], uds)
     origins = tuple(map(_normalize_origin, cors or ()))
-    try:
+    with require_extra("serve", "serving"):
         from bertsmith.serve.hosts import get_allowed_hosts
         from bertsmith.serve.options import ServerOptions
         from bertsmith.serve.settings import ServeSettings
@@ -196,8 +190,6 @@ def serve(
             address = str(uds)
         for _, path in named_models:
             check_embedding_model(path)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "serve", "serving") from None
     options = ServerOptions(
         models=tuple(named_models),
         settings=settings,
@@ -231,10 +223,8 @@ def _run_process(
     options: "ServerOptions", sock: socket.socket, message: str, tracing: "Tracing | None"
 ) -> None:
     """Run a server in this process; ``message`` is logged when it serves."""
-    try:
+    with require_extra("serve", "serving"):
         from bertsmith.serve.launch import ServerProcess
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "serve", "serving") from None
     options = replace(options, device=resolve_device(options.device))
     process = ServerProcess(options, open_model, log, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
@@ -264,13 +254,11 @@ def open_model(model: Path) -> Iterator[Path]:
 
 def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str) -> None:
     """Run a server in several processes, which share a temporary folder."""
-    try:
+    with require_extra("serve", "serving"):
         from prometheus_client.multiprocess import mark_process_dead
 
         from bertsmith.serve.sockets import start_listening
         from bertsmith.serve.supervisor import Supervisor
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "serve", "serving") from None
     start_listening(sock)
     with TemporaryDirectory(prefix="bertsmith-serve-") as directory:
         # prometheus_client reads this variable when the new processes import it.
@@ -322,10 +310,8 @@ def _has_tracing() -> bool:
 
 def _create_tracing() -> "Tracing":
     """Return an object that sends traces; MissingExtraError without the extra."""
-    try:
+    with require_extra("telemetry", "tracing"):
         from bertsmith.serve.tracing import create_tracing
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "telemetry", "tracing") from None
     return create_tracing()
 
 

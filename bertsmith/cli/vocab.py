@@ -8,23 +8,17 @@ import typer
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import GroupWithDefaultCommand, app, format_examples
+from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
+from bertsmith.errors import TokenizerError
+from bertsmith.files import atomic_directory, check_directory_name
 
 if TYPE_CHECKING:
     from bertsmith.text.vocabulary import LearnedVocabulary
 
-_DEFAULT_COMMAND = "learn"
-
-
-class _VocabGroup(GroupWithDefaultCommand):
-    """Runs ``vocab learn`` for ``vocab CORPUS...``."""
-
-    default_command = _DEFAULT_COMMAND
-
-
 group = typer.Typer(
     name="vocab",
-    cls=_VocabGroup,
+    cls=GroupWithDefaultCommand,
     help="Learn a WordPiece vocabulary, or add words to a model's.\n\n"
     "`bertsmith vocab CORPUS... --out TOKENIZER` is short for `bertsmith vocab learn`.",
     no_args_is_help=True,
@@ -38,7 +32,7 @@ app.add_typer(group)
 
 
 @group.command(
-    _DEFAULT_COMMAND,
+    "learn",
     epilog=format_examples(
         "bertsmith vocab my-text/ --size 16000 --out my-tokenizer",
         "bertsmith vocab corpus.jsonl.gz --cased --out my-tokenizer",
@@ -86,8 +80,6 @@ def learn(
     Also reports how well the vocabulary fits held-out text. The same text always gives the same
     vocabulary. ASCII digits, letters and punctuation are always included.
     """
-    from bertsmith.cli.console import print_json
-    from bertsmith.files import atomic_directory
     from bertsmith.text import vocabulary
     from bertsmith.text.vocabulary import VocabularyOptions
 
@@ -119,8 +111,6 @@ def learn(
 
 def _check_overwrite(out: Path, force: bool) -> None:
     """Raise an error if ``out`` has no name, or exists and must not be overwritten."""
-    from bertsmith.errors import TokenizerError
-    from bertsmith.files import check_directory_name
     from bertsmith.text.tokenizer_files import (
         BERTSMITH_FILE,
         TOKENIZER_CONFIG_FILE,
@@ -154,8 +144,6 @@ def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, sources:
         out: The output folder.
         sources: The corpus, as it is written on the command line.
     """
-    from bertsmith.cli.console import log
-
     corpus_options.log_report(learned.corpus)
     vocab_size = learned.tokenizer.vocab_size
     if vocab_size < size:

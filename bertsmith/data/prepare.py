@@ -162,7 +162,7 @@ def _list_stream_changes(
         names.append(name)
         progress.advance(sum(len(document.text) for document in group))
     progress.finish()
-    is_same = _hash_shards(names) == manifest.text_hash
+    is_same = hash_texts(names) == manifest.text_hash
     return [] if is_same else [f"{streams} had other text than now"]
 
 
@@ -246,11 +246,6 @@ def _read_shards(
     documents = read_documents(sources, plan.options.corpus, report)
     for number, group in enumerate(_group_documents(documents, plan.shard_characters)):
         yield f"{number:06d}-{hash_texts([document.text for document in group])}.npz", group
-
-
-def _hash_shards(names: list[str]) -> str:
-    """Return a hash of the texts of all shards, whose file names have the hash of each shard."""
-    return hash_texts(names)
 
 
 def _build_shards(
@@ -381,7 +376,8 @@ def _merge_shards(
         report=counts,
         made_by=f"bertsmith {__version__}",
         checksums=checksums,
-        text_hash=_hash_shards(names),
+        # The file names have the hash of the texts of each shard.
+        text_hash=hash_texts(names),
     )
     write_manifest(out, manifest)
     _remove_parts(out)

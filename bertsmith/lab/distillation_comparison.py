@@ -14,9 +14,8 @@ import torch
 
 from bertsmith.bundle import FineTunedBundle, load_fine_tuned, locate_model
 from bertsmith.bundle.directory import WEIGHT_FILES
-from bertsmith.errors import SettingsError, TaskError
+from bertsmith.errors import SettingsError, StoppedError, TaskError
 from bertsmith.interop.sentence_transformers import read_pooling
-from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.model.bert import BertModel, count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings

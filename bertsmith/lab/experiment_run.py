@@ -1,7 +1,6 @@
 """Plans and runs the stages of an experiment, and writes its report."""
 
 import json
-import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES, Scale
 from bertsmith.lab.sources import Sources, estimate_characters, is_compressed
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.lab.stages import TRAINING_KINDS, StageFactory
 from bertsmith.lab.verdict import verdict_to_json
 from bertsmith.progress import NullProgress, Progress
@@ -187,14 +185,10 @@ class ExperimentRun:
             self.runner.run_stages(
                 {_describe_key(key): stage for key, stage in self.stages.items()}
             )
-        except KeyboardInterrupt:
-            # Stages other than training runs do not convert the signal to a StoppedError.
-            self.write_report()
-            raise StoppedError(signal.SIGINT) from None
-        except BaseException:
-            self.write_report()
-            raise
-        return self.write_report()
+        finally:
+            # Also after StoppedError, or the exception of the command line for SIGTERM.
+            outcome = self.write_report()
+        return outcome
 
     def write_report(self) -> ExperimentOutcome:
         """Write tables and figure of the existing results.

@@ -6,7 +6,6 @@ None of them contains a path of the training machine. The settings do not select
 a repeated training selects that of its own machine.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +85,11 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
             f"{run}: has no {METRICS_FILE}, so it is not the folder of a run, but perhaps an "
             "exported or released model; give the folder that pretrain wrote"
         )
-    metrics = _read_metrics(run, model)
+    step = _read_snapshot_step(model)
+    metrics = [line for line in read_metrics(run) if step is None or line["step"] <= step]
     panel = None if options.panel is None else _read_panel(options.panel)
     text = "" if options.notes is None else _read_text(options.notes)
     training = _summarize_training(metrics)
-    step = _read_snapshot_step(model)
     if step is not None:
         # Not every step has a line in the metrics log.
         training["steps"] = step
@@ -133,11 +132,19 @@ def _read_settings(run: Path) -> PretrainSettings:
     path = run / SETTINGS_FILE
     if not path.is_file():
         raise RunError(f"{run}: not a run directory (no {SETTINGS_FILE}); give the folder of a run")
-    tables = read_stored_settings(path)
-    if _is_other_run(tables):
+    settings = _parse_settings(path)
+    if settings is None:
         raise RunError(
             f"{run}: not a pre-training run; export its model with: bertsmith export --to hf"
         )
+    return settings
+
+
+def _parse_settings(path: Path) -> PretrainSettings | None:
+    """Return the settings of a run; None if it is not a pre-training run."""
+    tables = read_stored_settings(path)
+    if any(name in tables for name in FINETUNING_TABLES):
+        return None
     return PretrainSettings.parse(tables, str(path))
 
 
@@ -146,18 +153,6 @@ def _dump_portable_settings(settings: PretrainSettings) -> dict[str, Any]:
     tables = dump_settings(settings, exclude_none=True)
     run = {name: value for name, value in tables["run"].items() if name not in _MACHINE_SETTINGS}
     return {**tables, "run": run}
-
-
-def _is_other_run(tables: Mapping[str, Any]) -> bool:
-    """Return whether settings are those of a run that is not a pre-training run."""
-    return any(name in tables for name in FINETUNING_TABLES)
-
-
-def _read_metrics(run: Path, model: Path) -> list[dict[str, Any]]:
-    """Return the lines of the metrics log up to the step of the model, which may be a snapshot."""
-    step = _read_snapshot_step(model)
-    last_step = math.inf if step is None else step
-    return [line for line in read_metrics(run) if line["step"] <= last_step]
 
 
 def _read_snapshot_step(model: Path) -> int | None:
@@ -229,11 +224,9 @@ def _find_run(model: Path) -> Path | None:
 
 def _read_run_training(run: Path, later_runs: Sequence[Path]) -> dict[str, Any] | None:
     """Return the training and settings of a run; None if it is not a pre-training run."""
-    path = run / SETTINGS_FILE
-    tables = read_stored_settings(path)
-    if _is_other_run(tables):
+    settings = _parse_settings(run / SETTINGS_FILE)
+    if settings is None:
         return None
-    settings = PretrainSettings.parse(tables, str(path))
     training = _summarize_training(read_metrics(run))
     training["settings"] = _dump_portable_settings(settings)
     started_from = _read_start_training(settings, (*later_runs, run))

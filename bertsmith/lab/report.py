@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from textwrap import fill
 from typing import Any
 
-from bertsmith.errors import MissingExtraError
-from bertsmith.lab.verdict import Claim, format_verdict
+from bertsmith.errors import require_extra
+from bertsmith.lab.verdict import Claim, format_verdict, select_finite
 
 #: Text of a table cell without a value.
 EMPTY_CELL = "-"
@@ -113,7 +113,7 @@ def format_mean_std(
         format_spec: The format of mean and standard deviation.
         nonfinite_label: The cell's explanation of NaN values.
     """
-    finite = _select_finite(values)
+    finite = select_finite(values)
     num_nonfinite = sum(value is not None and not math.isfinite(value) for value in values)
     notes = [f"{num_nonfinite} {nonfinite_label}"] if num_nonfinite else []
     if num_nonfinite == len(values) > 0:
@@ -140,11 +140,9 @@ def save_figure(report: Report, path: Path, title: str) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
+    with require_extra("plot", "drawing an experiment", package="matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
     rows = list(_arrange_panels(report.panels))
     if any(panel.is_full_width for panel in report.panels):
         num_columns = _PANELS_PER_ROW
@@ -247,7 +245,7 @@ def make_mean_plot(
     seed_points: dict[str, list[tuple[float, float]]] = {name: [] for name in curves}
     for name, curve in curves.items():
         for x, values in curve.items():
-            finite = _select_finite(values)
+            finite = select_finite(values)
             seed_points[name] += [(x, value) for value in finite]
             if finite:
                 mean_points[name].append((x, mean(finite)))
@@ -265,11 +263,6 @@ def make_mean_plot(
                 )
 
     return draw_means
-
-
-def _select_finite(values: Sequence[float | None]) -> list[float]:
-    """Return the values that are neither None nor NaN nor infinite."""
-    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def make_dot_plot(
@@ -296,7 +289,7 @@ def make_dot_plot(
             # The legend has a square for each series; this empty plot adds it.
             axes.plot([], [], "s", color=color, label=series_name)
             for group_index, group_name in enumerate(group_names):
-                values = _select_finite(groups[group_name].get(series_name, ()))
+                values = select_finite(groups[group_name].get(series_name, ()))
                 x = group_index - 0.4 + (number + 0.5) * series_width
                 if values:
                     left, right = x - 0.42 * series_width, x + 0.42 * series_width

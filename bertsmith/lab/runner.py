@@ -6,6 +6,7 @@ work directory may be deleted: a stage runs again only if a stage without a resu
 
 import json
 import shutil
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bertsmith.compatibility.lab import OLD_STAGE_OUTPUT, downgrade_stage_name, upgrade_lab_record
-from bertsmith.errors import BertsmithError, RunError, StoreError
+from bertsmith.errors import BertsmithError, RunError, StoppedError, StoreError
 from bertsmith.files import dump_json, hold_lock, write_json
 from bertsmith.lab.results import RESULTS_FILE, ResultsFile
 from bertsmith.lab.stage import Stage
@@ -30,7 +31,6 @@ from bertsmith.lab.stage_runners import (
     STAGE_FUNCTIONS,
     Job,
     StageFunction,
-    StoppedError,
 )
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
@@ -109,10 +109,14 @@ class Runner:
         Raises:
             StoppedError: The process received a signal to stop.
         """
-        for number, (description, stage) in enumerate(stages.items(), 1):
-            if self.get_result(stage) is None:
-                self.progress.log(f"[{number} of {len(stages)}] {description}: {stage.name}")
-                self._ensure_result(stage)
+        try:
+            for number, (description, stage) in enumerate(stages.items(), 1):
+                if self.get_result(stage) is None:
+                    self.progress.log(f"[{number} of {len(stages)}] {description}: {stage.name}")
+                    self._ensure_result(stage)
+        except KeyboardInterrupt:
+            # Only training runs handle the signal themselves.
+            raise StoppedError(signal.SIGINT) from None
 
     def find_missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return the stages that ``run_stages`` would compute, dependencies first.

@@ -14,11 +14,11 @@ from bertsmith.bundle import load
 from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare
 from bertsmith.errors import (
-    BertsmithError,
     CorpusError,
     DivergedError,
     InputError,
     RunError,
+    StoppedError,
     StoreError,
     TaskError,
 )
@@ -86,14 +86,6 @@ LATE_SIGNAL = "late_signal"
 _UNKEYED_SETTINGS = {"checkpoint": {"minutes": 24 * 60}}
 #: Training curves in results are sampled to about this number of points.
 _CURVE_POINTS = 100
-
-
-class StoppedError(BertsmithError):
-    """A signal stopped a stage after its progress was saved."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__("stopped, progress is saved; run the same command to resume")
-        self.signal = signal_number
 
 
 def sample_text(job: Job) -> dict[str, Any]:

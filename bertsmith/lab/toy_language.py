@@ -63,9 +63,14 @@ def _write_files(folder: Path) -> None:
     write_atomic(folder / "korean.jsonl", _generate_documents(_generate_korean_sentence, "ko", rng))
     tasks = folder / "tasks"
     for split, num_rows in (("train", _NUM_TRAIN_ROWS), ("dev", _NUM_TRAIN_ROWS // 3)):
-        write_atomic(tasks / "SST-2" / f"{split}.tsv", _generate_sst2(num_rows, rng))
-        write_atomic(tasks / "MRPC" / f"{split}.tsv", _generate_mrpc(num_rows, rng))
-        write_atomic(tasks / "STS-B" / f"{split}.tsv", _generate_stsb(num_rows, rng))
+        # The tables are generated when they are written, in this order.
+        tables = {
+            "SST-2": ("sentence\tlabel", _generate_sst2(num_rows, rng)),
+            "MRPC": ("Quality\t#1 String\t#2 String", _generate_mrpc(num_rows, rng)),
+            "STS-B": ("index\tsentence1\tsentence2\tscore", _generate_stsb(num_rows, rng)),
+        }
+        for task, (header, rows) in tables.items():
+            write_atomic(tasks / task / f"{split}.tsv", _format_tsv(header, rows))
         write_atomic(tasks / "squad" / f"{split}-v1.1.json", _generate_squad(num_rows, rng))
         name = "train" if split == "train" else "valid"
         write_atomic(tasks / "conll2003" / f"{name}.txt", _generate_conll(num_rows, rng))
@@ -106,43 +111,34 @@ def _format_tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _generate_sst2(num_rows: int, rng: random.Random) -> str:
-    def generate_rows() -> Iterator[tuple[object, ...]]:
-        for number in range(num_rows):
-            label = number % 2
-            adjective = rng.choice(_POSITIVE_ADJECTIVES if label else _NEGATIVE_ADJECTIVES)
-            yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
-
-    return _format_tsv("sentence\tlabel", generate_rows())
+def _generate_sst2(num_rows: int, rng: random.Random) -> Iterator[tuple[object, ...]]:
+    for number in range(num_rows):
+        label = number % 2
+        adjective = rng.choice(_POSITIVE_ADJECTIVES if label else _NEGATIVE_ADJECTIVES)
+        yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
 
 
-def _generate_mrpc(num_rows: int, rng: random.Random) -> str:
-    def generate_rows() -> Iterator[tuple[object, ...]]:
-        for number in range(num_rows):
-            label = number % 2
-            name, other_name = rng.sample(_NAMES, 2)
-            # Label 1 means that both sentences have the same meaning.
-            second_name = name if label else other_name
-            city = rng.choice(_CITIES)
-            yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
-
-    return _format_tsv("Quality\t#1 String\t#2 String", generate_rows())
+def _generate_mrpc(num_rows: int, rng: random.Random) -> Iterator[tuple[object, ...]]:
+    for number in range(num_rows):
+        label = number % 2
+        name, other_name = rng.sample(_NAMES, 2)
+        # Label 1 means that both sentences have the same meaning.
+        second_name = name if label else other_name
+        city = rng.choice(_CITIES)
+        yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
 
 
-def _generate_stsb(num_rows: int, rng: random.Random) -> str:
-    def generate_rows() -> Iterator[tuple[object, ...]]:
-        for number in range(num_rows):
-            words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
-            other_words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
-            num_shared = number % 4
-            other_words[:num_shared] = words[:num_shared]
-            sentence, other_sentence = (
-                f"{name} has a {animal} in {city}" for name, animal, city in (words, other_words)
-            )
-            # Scores range from 0 to 5. Equal sentences, which share all three words, have 5.
-            yield number, sentence, other_sentence, num_shared * 5 / 3
-
-    return _format_tsv("index\tsentence1\tsentence2\tscore", generate_rows())
+def _generate_stsb(num_rows: int, rng: random.Random) -> Iterator[tuple[object, ...]]:
+    for number in range(num_rows):
+        words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
+        other_words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
+        num_shared = number % 4
+        other_words[:num_shared] = words[:num_shared]
+        sentence, other_sentence = (
+            f"{name} has a {animal} in {city}" for name, animal, city in (words, other_words)
+        )
+        # Scores range from 0 to 5. Equal sentences, which share all three words, have 5.
+        yield number, sentence, other_sentence, num_shared * 5 / 3
 
 
 def _generate_squad(num_questions: int, rng: random.Random) -> str:

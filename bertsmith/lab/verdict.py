@@ -1,7 +1,7 @@
 """Verdicts: whether the results of an experiment agree with the published claims."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any, Literal, TypeGuard
@@ -99,7 +99,7 @@ class Claim:
 
     def _select_values(self, differences: Sequence[float | None]) -> list[float]:
         """Return the differences; none if a value is missing or seeds are too few."""
-        values = [value for value in differences if is_finite(value)]
+        values = select_finite(differences)
         return values if len(values) >= max(len(differences), self.min_seeds) else []
 
 
@@ -155,6 +155,11 @@ def is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
+def select_finite(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are neither None nor NaN nor infinite."""
+    return [value for value in values if is_finite(value)]
+
+
 def find_minima(differences: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Return the minimum for each seed, None if a value is missing or NaN.
 
@@ -162,7 +167,7 @@ def find_minima(differences: Sequence[Sequence[float | None]]) -> list[float | N
     """
     minima: list[float | None] = []
     for values in zip(*differences, strict=True):
-        numbers = [value for value in values if is_finite(value)]
+        numbers = select_finite(values)
         minima.append(min(numbers) if len(numbers) == len(values) else None)
     return minima
 

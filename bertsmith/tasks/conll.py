@@ -32,8 +32,6 @@ _WORD_COLUMN, _TAG_COLUMN = "tokens", "tags"
 _DOCUMENT_COLUMN = "document"
 #: Formats with one sentence per row.
 ROW_FORMATS = ("jsonl", "json", "parquet")
-#: All formats of tagged sentences.
-SENTENCE_FORMATS = ("conll", "conllu", *ROW_FORMATS)
 #: Number of lines used to detect the delimiter and the number of columns.
 _SAMPLE_LINES = 500
 #: Prefix of comments in KLUE's files.
@@ -89,7 +87,7 @@ class RawSentence:
 
 
 def detect_sentence_format(path: Path) -> str:
-    """Return the format that a file's suffix indicates, one of ``SENTENCE_FORMATS``."""
+    """Return the format that a file's suffix indicates: conll, conllu or one of ``ROW_FORMATS``."""
     if conllu.has_conllu_suffix(path):
         return "conllu"
     table_format = detect_table_format(path)

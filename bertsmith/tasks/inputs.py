@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -250,13 +250,12 @@ class TaskMicroBatch:
     def to(self, device: torch.device) -> "TaskMicroBatch":
         """Return the micro-batch on ``device``."""
         token_indices = None if self.token_indices is None else self.token_indices.to(device)
-        return TaskMicroBatch(
-            self.packed.to(device),
-            token_indices,
-            self.targets.to(device),
-            self.target_weights.to(device),
-            self.sequences_per_unit,
-            self.units,
+        return replace(
+            self,
+            packed=self.packed.to(device),
+            token_indices=token_indices,
+            targets=self.targets.to(device),
+            target_weights=self.target_weights.to(device),
         )
 
 

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from bertsmith.errors import MissingExtraError, TaskError
+from bertsmith.errors import TaskError, require_extra
 from bertsmith.files import describe_missing_path
 from bertsmith.plurals import count_noun
 from bertsmith.tasks import delimited, json_rows
@@ -382,11 +382,9 @@ def _open_parquet(source: TableSource) -> Table:
         MissingExtraError: pyarrow is not installed.
     """
     path = source.path
-    try:
+    with require_extra("parquet", f"{path}: reading Parquet", package="pyarrow"):
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError:
-        raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
         # Parquet is read from its end, so compressed files and streams are read into memory.
         if source.stream is not None:

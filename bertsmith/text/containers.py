@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from bertsmith.errors import CorpusError, MissingExtraError
+from bertsmith.errors import CorpusError, require_extra
 from bertsmith.files import parse_json
 from bertsmith.plurals import count_noun
 from bertsmith.text import line_layout, markdown
@@ -159,11 +159,9 @@ def read_parquet(
         field: Name of the column.
         errors: Receives every error in the file.
     """
-    try:
+    with require_extra("parquet", f"reading {path}", package="pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError("pyarrow", "parquet", f"reading {path}") from None
     row = 0
     try:
         with parquet.ParquetFile(content or path) as file:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.errors import InputError, require_extra
 from bertsmith.progress import Progress
 from bertsmith.use.token_vectors import Floats
 
@@ -32,10 +32,8 @@ def import_usearch() -> Any:
     Raises:
         MissingExtraError: usearch is not installed.
     """
-    try:
+    with require_extra("search", "searching an index", package="usearch"):
         import usearch.index as library
-    except ModuleNotFoundError:
-        raise MissingExtraError("usearch", "search", "searching an index") from None
     return library
 
 

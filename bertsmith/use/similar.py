@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.errors import InputError, require_extra
 from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import Floats, WordVector
 
@@ -136,11 +136,9 @@ def plot_distances(result: WordDistances, path: Path) -> None:
             ``check_plot_path``.
     """
     check_plot_path(path)
-    try:
+    with require_extra("plot", "drawing distances", package="matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing distances") from None
     count = len(result.occurrences)
     if count > _MAX_PLOTTED:
         raise InputError(
@@ -191,10 +189,8 @@ def choose_fonts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
+    with require_extra("plot", "drawing texts", package="matplotlib"):
         from matplotlib import font_manager, rcParams
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing texts") from None
     manager = font_manager.fontManager
     default_properties = font_manager.FontProperties(family=rcParams["font.family"])
     default_file = manager.findfont(default_properties)

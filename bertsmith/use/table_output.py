@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
-from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.errors import InputError, require_extra
 from bertsmith.files import atomic_file, dump_json
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.text_files import UTF8, detect_table_format
@@ -253,11 +253,9 @@ def import_pyarrow() -> Any:
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
-    try:
+    with require_extra("parquet", "writing Parquet", package="pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError("pyarrow", "parquet", "writing Parquet") from None
     return pa
 
 

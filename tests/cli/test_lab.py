@@ -1,6 +1,7 @@
 """The command ``lab``: plan, results, failures and invalid arguments."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from bertsmith.lab import cost, stage_runners
 from bertsmith.lab.stage_runners import Job
 from bertsmith.runtime import device
-from bertsmith.train.engine import curve
+from bertsmith.train.engine import curve, loop
+from bertsmith.train.engine.step import take_step
 from tests.cli.conftest import RunCli
 
 
@@ -92,6 +94,39 @@ def test_failed_run_is_reported_and_retried(
     rows = [line for line in completed.out.splitlines() if line.startswith("| ReLU")]
     assert rows == ["| ReLU | - | - |"]
     assert run_cli(*options).status == 0
+
+
+@pytest.mark.parametrize("debug_options", [(), ("--debug",)], ids=["", "debug"])
+@pytest.mark.parametrize(
+    ("signal_number", "moment"),
+    [(signal.SIGINT, "stage"), (signal.SIGINT, "step"), (signal.SIGTERM, "step")],
+)
+def test_signal_ends_the_command_with_its_status(
+    run_cli: RunCli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signal_number: signal.Signals,
+    moment: str,
+    debug_options: tuple[str, ...],
+) -> None:
+    """A signal during a stage or a training step ends the command after writing the report."""
+
+    def send_signal(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal_number)
+        return take_step(*arguments, **options)
+
+    if moment == "step":
+        monkeypatch.setattr(loop, "take_step", send_signal)
+    else:
+        monkeypatch.setitem(stage_runners.STAGE_FUNCTIONS, "store", send_signal)
+    # --debug sets this variable; it is restored after the test.
+    monkeypatch.setenv("BERTSMITH_DEBUG", "")
+    options = ("lab", "activations", "--scale", "smoke", "--out", tmp_path)
+    completed = run_cli(*debug_options, *options)
+    assert (completed.status, completed.out) == (128 + signal_number, "")
+    message = "stopped, progress is saved; run the same command to resume"
+    assert completed.err.splitlines()[-1] == message
+    assert (tmp_path / "smoke/activations.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
+from bertsmith.errors import ModelError, RunError, SettingsError, StoppedError, TaskError
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import EXPERIMENTS
 from bertsmith.lab.experiments.normalization import NORMS
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, subsample_squad
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import Job, StoppedError, pretrain_model
+from bertsmith.lab.stage_runners import Job, pretrain_model
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.toy_language import fill_missing_sources
 from bertsmith.progress import NullProgress

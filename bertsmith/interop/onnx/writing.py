@@ -20,7 +20,7 @@ from bertsmith.bundle import (
 from bertsmith.bundle.any_model import is_bare_encoder, read_max_seqlen
 from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.weights import describe_names
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import require_extra
 from bertsmith.files import atomic_directory, check_new_directory
 from bertsmith.interop.onnx.graph import Graph, ValueInfo
 from bertsmith.interop.onnx.heads import AnyBundle, build_graph
@@ -168,13 +168,11 @@ def _build_notes(bundle: AnyBundle) -> list[str]:
 
 def _import_onnx() -> Any:
     """Return the package ``onnx`` with the subpackages that this module uses."""
-    try:
+    with require_extra("onnx", "writing ONNX", package="onnx"):
         import onnx
         import onnx.checker
         import onnx.helper
         import onnx.numpy_helper
-    except ModuleNotFoundError:
-        raise MissingExtraError("onnx", "onnx", "writing ONNX") from None
     return onnx
 
 
@@ -227,10 +225,8 @@ def _count_weight_bytes(proto: Any) -> int:
 
 def _quantize(proto: Any, folder: Path) -> Any:
     """Return the model with 8-bit weights; ``folder`` is used for temporary files."""
-    try:
+    with require_extra("onnx", "quantizing to int8", package="onnxruntime"):
         from onnxruntime.quantization import QuantType, quantize_dynamic
-    except ModuleNotFoundError:
-        raise MissingExtraError("onnxruntime", "onnx", "quantizing to int8") from None
     onnx = _import_onnx()
     folder.mkdir()
     metadata = {entry.key: entry.value for entry in proto.metadata_props}

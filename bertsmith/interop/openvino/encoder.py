@@ -17,7 +17,7 @@ from torch import Tensor
 from bertsmith.bundle import EncoderBundle, load_encoder
 from bertsmith.bundle.directory import OPENVINO_FILE, describe_original_model, find_openvino_model
 from bertsmith.bundle.metadata import read_metadata
-from bertsmith.errors import MissingExtraError, ModelError, SettingsError
+from bertsmith.errors import ModelError, SettingsError, require_extra
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime.thread_pool import choose_num_workers
@@ -204,8 +204,6 @@ def import_openvino(purpose: str) -> Any:
     Raises:
         MissingExtraError: The package is not installed.
     """
-    try:
+    with require_extra("openvino", purpose, package="openvino"):
         import openvino
-    except ModuleNotFoundError:
-        raise MissingExtraError("openvino", "openvino", purpose) from None
     return openvino

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import EncoderBundle
 from bertsmith.bundle.directory import OPENVINO_FILE, OPENVINO_INFO_KEY, get_model_name
-from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.errors import InputError, require_extra
 from bertsmith.files import atomic_directory
 from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
 from bertsmith.interop.openvino.encoder import INPUT_NAMES, get_core, import_openvino
@@ -124,13 +124,10 @@ def _tokenize(
 
 def _import_nncf() -> Any:
     """Return the package ``nncf`` with its telemetry disabled and only errors logged."""
-    try:
-        # NNCF logs to what is the standard output at the time of the import.
-        with redirect_stdout(StringIO()):
-            import nncf
-            from openvino_telemetry import Telemetry
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "openvino", "quantizing to 8 bits") from None
+    # NNCF logs to what is the standard output at the time of the import.
+    with require_extra("openvino", "quantizing to 8 bits"), redirect_stdout(StringIO()):
+        import nncf
+        from openvino_telemetry import Telemetry
     # Without this, NNCF sends usage statistics.
     Telemetry().consent = False
     nncf.set_log_level(logging.ERROR)

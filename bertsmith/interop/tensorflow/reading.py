@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle, read_info
 from bertsmith.bundle.weight_names import map_to_hf_names
+from bertsmith.bundle.weights import tie_decoder
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import names as variable_names
 from bertsmith.interop.tensorflow.release import (
@@ -200,8 +201,7 @@ def _build_model(
     else:
         # The weights are not initialized, which would take longer than reading them.
         model.to_empty(device="cpu")
-        if isinstance(model, BertForPreTraining):
-            model.mlm.decoder.weight = model.bert.embeddings.words.weight
+        tie_decoder(model)
     state = model.state_dict()
     for name, group in sources.items():
         # A fused weight, such as query_key_value, is stored as several tensors.

@@ -1,6 +1,5 @@
 """Plans and runs a panel, and writes its table."""
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from bertsmith.lab.panel.stage_functions import (
     PROBE_KIND,
     check_scikit_learn,
 )
-from bertsmith.lab.panel.table import build_json, build_notes, build_table
+from bertsmith.lab.panel.table import build_json, build_notes, read_table
 from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.progress import NullProgress, Progress
 
 #: Subdirectory of the output folder for fine-tuning runs, untrained models and split files.
@@ -167,22 +165,15 @@ class Panel:
         """
         try:
             self.runner.run_stages({key.describe(): stage for key, stage in self.cells.items()})
-        except KeyboardInterrupt:
-            # Cells other than fine-tuning do not convert the signal to a StoppedError.
-            self.write_table()
-            raise StoppedError(signal.SIGINT) from None
-        except BaseException:
-            # For example StoppedError, or the exception of the command line for SIGTERM.
-            self.write_table()
-            raise
-        return self.write_table()
+        finally:
+            # Also after StoppedError, or the exception of the command line for SIGTERM.
+            outcome = self.write_table()
+        return outcome
 
     def write_table(self) -> PanelOutcome:
         """Write the table of the existing results."""
         results = {key: self.runner.get_result(stage) for key, stage in self.cells.items()}
-        table = build_table(results, self.models, self.tasks)
         notes = build_notes(results, self.models, self.tasks, self.options)
-        markdown = "\n\n".join([table.to_markdown(), *notes]) + "\n"
         missing = [key.describe() for key, result in results.items() if result is None]
         failures = {name: self.runner.failures[stage] for name, stage in self._cell_names.items()
                     if stage in self.runner.failures}  # fmt: skip
@@ -198,6 +189,7 @@ class Panel:
             "results": build_json(results, self.models, self.tasks),
             "notes": notes, "missing": missing, "failures": failures, "cells": self._cell_names,
         }  # fmt: skip
+        markdown = "\n\n".join([read_table(data).to_markdown(), *notes]) + "\n"
         files = [self.out / "panel.md", self.out / "panel.json"]
         self.out.mkdir(parents=True, exist_ok=True)
         write_atomic(files[0], markdown)

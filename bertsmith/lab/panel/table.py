@@ -9,6 +9,7 @@ from bertsmith.lab.panel.cells import CellKey, PanelOptions
 from bertsmith.lab.panel.models import PanelModel
 from bertsmith.lab.panel.tasks import BATCH_SIZE, TASKS, Measure, PanelTask
 from bertsmith.lab.report import Table, format_mean_std
+from bertsmith.lab.verdict import select_finite
 from bertsmith.plurals import count_noun
 
 _TITLE = "Panel: mean ± standard deviation over the seeds, on validation sets"
@@ -36,20 +37,8 @@ def get_values(
     return values
 
 
-def build_table(
-    results: CellResults, models: Sequence[PanelModel], tasks: Sequence[PanelTask]
-) -> Table:
-    """Return the table with means and standard deviations over the seeds."""
-    rows = [
-        (measure.label,
-         *(format_mean_std(get_values(results, model, task, measure)) for model in models))
-        for task in tasks for measure in task.measures
-    ]  # fmt: skip
-    return Table(_TITLE, ("measure", *(model.label for model in models)), rows)
-
-
 def read_table(data: Mapping[str, Any]) -> Table:
-    """Return the table of results that ``build_json`` has converted.
+    """Return the table with means and standard deviations over the seeds.
 
     Args:
         data: The content of panel.json.
@@ -102,7 +91,7 @@ def build_json(
 
 def _summarize(values: Sequence[float | None]) -> dict[str, Any]:
     """Return the values of the seeds, their mean and their standard deviation."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    finite = select_finite(values)
     return {
         "values": list(values),
         "mean": mean(finite) if finite else None,

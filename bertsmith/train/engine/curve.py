@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import require_extra
 from bertsmith.files import write_atomic
 from bertsmith.train.engine import metrics_log
 
@@ -43,11 +43,9 @@ def render(lines: list[dict[str, Any]], title: str, *, is_masked_lm: bool = True
     Raises:
         MissingExtraError: If matplotlib is not installed.
     """
-    try:
+    with require_extra("plot", "drawing the loss curve", package="matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing the loss curve") from None
     training = [line for line in lines if line["kind"] == "train"]
     heldout = [line for line in lines if line["kind"] == "heldout"]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")

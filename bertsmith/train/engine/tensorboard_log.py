@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import require_extra
 
 TENSORBOARD_DIR = "tensorboard"
 #: Keys of a line of the metrics log that are not scalars to plot.
@@ -17,12 +17,9 @@ def import_summary_writer() -> Any:
     Raises:
         MissingExtraError: If tensorboard is not installed.
     """
-    try:
+    purpose = "run.tensorboard=true: writing TensorBoard event files"
+    with require_extra("tensorboard", purpose, package="tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "tensorboard", "tensorboard", "run.tensorboard=true: writing TensorBoard event files"
-        ) from None
     return SummaryWriter
 
 

@@ -13,17 +13,17 @@ import torch
 
 from bertsmith.bundle import load
 from bertsmith.cli.panel import DEFAULT_LEARNING_RATE
-from bertsmith.errors import MissingExtraError, SettingsError, TaskError
+from bertsmith.errors import MissingExtraError, SettingsError, StoppedError, TaskError
 from bertsmith.files import dump_json
 from bertsmith.lab import stage_runners
 from bertsmith.lab.panel import cost, stage_functions
 from bertsmith.lab.panel.cells import CellKey, PanelOptions
 from bertsmith.lab.panel.models import PanelModel, load_models
 from bertsmith.lab.panel.panel import Panel
-from bertsmith.lab.panel.table import build_json, build_table, read_table
+from bertsmith.lab.panel.table import build_json, read_table
 from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, select_tasks
 from bertsmith.lab.results import RESULTS_FILE
-from bertsmith.lab.stage_runners import Job, StageFunction, StoppedError
+from bertsmith.lab.stage_runners import Job, StageFunction
 from bertsmith.model.config import ModelConfig
 from tests.lab.panel.conftest import write_model
 
@@ -357,7 +357,7 @@ def test_advice_to_skip_invalid_pairs_names_its_command(
 
 
 def test_table_from_json_is_that_of_the_results() -> None:
-    """Diverged runs, which are null in JSON, differ from missing ones in the table of a release."""
+    """Diverged runs, which are null in JSON, differ from missing ones in the table."""
     model = PanelModel("m", Path("m"), ModelConfig(vocab_size=8), None)  # type: ignore[arg-type]
     results: dict[CellKey, dict[str, Any] | None] = {
         CellKey("m", "rte", 0): {"metrics": {"accuracy": 0.5}},
@@ -365,13 +365,13 @@ def test_table_from_json_is_that_of_the_results() -> None:
         CellKey("m", "rte", 2): None,
         CellKey("m", "rte", 3): {"metrics": {"accuracy": 0.7}},
     }
-    table = build_table(results, [model], [TASKS["rte"]])
-    assert table.rows == [("RTE, accuracy", "0.600 ± 0.141 (2 of 4; 1 diverged or constant)")]
     data = {
         "models": [{"name": "m"}],
         "results": build_json(results, [model], [TASKS["rte"]]),
         "missing": ["m, rte, seed 2"],
     }
+    table = read_table(data)
+    assert table.rows == [("RTE, accuracy", "0.600 ± 0.141 (2 of 4; 1 diverged or constant)")]
     assert read_table(json.loads(dump_json(data))) == table
 
 
