@@ -1,6 +1,8 @@
-"""The model that fine-tuning tests start from."""
+"""The model that fine-tuning tests start from, and tables of examples."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,3 +24,9 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("start") / "model"
     bundle.save(directory, BertForPreTraining(config), tokenizer, {})
     return directory
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
