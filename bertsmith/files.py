@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ from bertsmith.errors import InputError, ModelError
 #: Matches a list of numbers and nulls in indented JSON. The content of a string cannot match,
 #: because JSON escapes line breaks.
 _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
+#: Maximum number of names in a folder that are compared with that of a missing file.
+_MAX_COMPARED_NAMES = 10_000
 
 
 def check_new_directory(path: Path) -> None:
@@ -83,13 +86,34 @@ def describe_missing_path(path: Path, kind: str = "file") -> str:
     Returns:
         The path, the problem, and the most similar name in its folder or what to check.
     """
+    try:
+        hint = _suggest_path(path, has_folders="folder" in kind)
+    except OSError:
+        # The folder cannot be read, or the current folder was removed.
+        hint = "check the path"
+    return f"{path}: no such {kind}; {hint}"
+
+
+def _suggest_path(path: Path, *, has_folders: bool) -> str:
+    """Return the likely reason why a path does not exist, or what to check.
+
+    Args:
+        path: A path that does not exist.
+        has_folders: Whether the path may be that of a folder.
+
+    Raises:
+        OSError: If the folder of the path, or the current folder, cannot be read.
+    """
+    if path.is_symlink():
+        return f"this link points to {path.readlink()}, which does not exist"
+    current_folder = "" if path.is_absolute() else f" (the current folder is {Path.cwd()})"
     if not path.parent.is_dir():
-        return f"{path}: no such {kind}; there is no folder {path.parent}"
-    is_readable = os.access(path.parent, os.R_OK)
-    names = [entry.name for entry in path.parent.iterdir()] if is_readable else []
+        return f"there is no folder {path.parent}{current_folder}"
+    entries = islice(path.parent.iterdir(), _MAX_COMPARED_NAMES)
+    names = [entry.name for entry in entries if has_folders or entry.is_file()]
     if matches := difflib.get_close_matches(path.name, names, n=1):
-        return f"{path}: no such {kind}; did you mean {path.parent / matches[0]}?"
-    return f"{path}: no such {kind}; check the path (the current folder is {Path.cwd()})"
+        return f"did you mean {path.parent / matches[0]}?"
+    return f"check the path{current_folder}"
 
 
 def sync(path: Path) -> None:

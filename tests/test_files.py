@@ -43,16 +43,28 @@ def test_names_of_paths_are_distinct() -> None:
 def test_message_for_a_missing_path_helps_to_correct_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message has a missing folder, the most similar name, or the current folder."""
+    """The message has a missing folder, the most similar name, or the current folder.
+
+    A name of a folder is suggested only if a folder is expected.
+    """
     monkeypatch.chdir(tmp_path)
     Path("reviews.csv").touch()
-    message = "revews.csv: no such file; did you mean reviews.csv?"
-    assert describe_missing_path(Path("revews.csv")) == message
-    message = "x/reviews.csv: no such file; there is no folder x"
-    assert describe_missing_path(Path("x/reviews.csv")) == message
-    message = describe_missing_path(Path("titles.txt"), "file or folder")
-    current_folder = f"check the path (the current folder is {Path.cwd()})"
-    assert message == f"titles.txt: no such file or folder; {current_folder}"
+    Path("titles").mkdir()
+    Path("link.csv").symlink_to("removed.csv")
+    current_folder = f"(the current folder is {tmp_path})"
+
+    def describe(name: str, kind: str = "file") -> str:
+        return describe_missing_path(Path(name), kind).removeprefix(f"{name}: no such {kind}; ")
+
+    assert describe("revews.csv") == "did you mean reviews.csv?"
+    assert describe("titels", "file or folder") == "did you mean titles?"
+    assert describe("titels") == f"check the path {current_folder}"
+    assert describe("x/reviews.csv") == f"there is no folder x {current_folder}"
+    assert describe(f"{tmp_path}/titels") == "check the path"
+    assert describe("link.csv") == "this link points to removed.csv, which does not exist"
+    assert describe("a long text " * 30) == "check the path"
+    shutil.rmtree(tmp_path)
+    assert describe("reviews.csv") == "check the path"
 
 
 @pytest.mark.parametrize("is_directory", [False, True])

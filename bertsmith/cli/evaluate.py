@@ -241,7 +241,7 @@ def _evaluate_labeled_data(
             "the others"
         )
     if not data.exists():
-        raise InputError(describe_missing_path(data))
+        raise InputError(describe_missing_path(data, "file or folder"))
     bundle = load_fine_tuned_model(model, device, fast=fast)
     from bertsmith.use import evaluate as evaluation
 

@@ -84,7 +84,9 @@ def main() -> None:
         if isinstance(error, PeerError):
             launcher.wait_for_report()
         else:
-            error_stream.write(f"{message}\n")
+            # Below a progress bar, sys.stderr starts a new line. In processes other than 0, it
+            # discards what is written.
+            (sys.stderr if isinstance(error, StoppedError) else error_stream).write(f"{message}\n")
             launcher.send_error_to_launcher(message)
         _flush_stdout()
         sys.exit(status)

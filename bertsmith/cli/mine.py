@@ -21,13 +21,14 @@ from bertsmith.cli.model_options import (
     SkipInvalid,
     TableDelimiter,
     check_device,
+    check_readable,
     find_embedding_model,
     load_fine_tuned_model,
     resolve_device,
 )
 from bertsmith.cli.search import check_index
 from bertsmith.errors import InputError
-from bertsmith.files import check_new_file, describe_missing_path
+from bertsmith.files import check_new_file
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -127,8 +128,9 @@ def mine(
     """
     check_device(device)
     check_index(index)
+    check_readable(data)
     if not data.is_file():
-        raise InputError(describe_missing_path(data))
+        raise InputError(f"{data}: a pipe cannot be read twice; give a file")
     check_new_file(out)
     from bertsmith.use.mining_settings import MiningSettings
 

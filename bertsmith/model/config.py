@@ -102,7 +102,7 @@ class ModelConfig(Settings):
             )
 
     def get_dropout_rates(self) -> dict[str, float]:
-        """Return the fields that training may change without changing the weights."""
+        """Return the dropout rates by field name, to replace those of a stored config."""
         return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
 
     def macs_per_token(self, length: float) -> int:

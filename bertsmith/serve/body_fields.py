@@ -103,10 +103,10 @@ TextsOrTokenIds = Annotated[
     Field(description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."),
 ]
 #: [A] or [A, B].
-TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
+OneOrTwoTexts = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
 TextPair = tuple[str, str]
 #: A text, or a pair [A, B].
-TextOrTextPair = Annotated[
+TextOrPair = Annotated[
     Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")], Discriminator(select_branch)
 ]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.

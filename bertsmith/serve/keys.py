@@ -1,4 +1,6 @@
-"""API keys with names and rate limits, read from a file that can change while the server runs.
+"""Authentication with API keys, which have names and rate limits.
+
+The file of the keys can change while the server runs.
 
 Clients send a key as a bearer token, browsers also as the password of basic authentication.
 """

@@ -155,7 +155,9 @@ def create_key_ring(options: ServerOptions, table: CounterTable | None = None) -
 def check_certificate(certificate: Path, private_key: Path) -> None:
     """Raise SettingsError if a TLS certificate and its private key cannot be used."""
     for option, path in (("--ssl-certfile", certificate), ("--ssl-keyfile", private_key)):
-        if not path.is_file():
+        if path.is_dir():
+            raise SettingsError(f"{option} {path}: this is a folder; give a file")
+        if not path.exists():
             raise SettingsError(f"{option} {describe_missing_path(path)}")
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(

@@ -19,11 +19,11 @@ from bertsmith.serve.body_fields import (
     Items,
     ModelName,
     OneOrSeveral,
+    OneOrTwoTexts,
     PromptName,
     RightTruncation,
     StrictModel,
     TextOrPair,
-    TextOrTextPair,
     TextPair,
     Texts,
     TextsOrTokenIds,
@@ -184,7 +184,7 @@ class WordDistancesBody(BaseBody):
 class AttentionBody(BaseBody):
     """Body of POST /attention: a text, or a pair [A, B]."""
 
-    inputs: TextOrTextPair
+    inputs: TextOrPair
     layer: Annotated[
         int | None, Field(ge=1, description="Layer, counted from 1; null: all layers.")
     ] = None
@@ -203,7 +203,7 @@ class AttentionBody(BaseBody):
 class AttributionsBody(BaseBody):
     """Body of POST /attributions: a text, or a pair [A, B]."""
 
-    inputs: TextOrTextPair
+    inputs: TextOrPair
     label: Annotated[
         str | None, Field(description="Label to explain; null: the most probable one.")
     ] = None
@@ -243,7 +243,7 @@ class ClassifyBody(BaseBody):
     """Body of POST /classify: a text, or a list of texts and pairs [A, B]."""
 
     inputs: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[Items[TextOrTextPair], Tag("<list>")],
+        Annotated[str, Tag("<one>")] | Annotated[Items[TextOrPair], Tag("<list>")],
         Discriminator(select_branch),
     ]
 
@@ -253,8 +253,8 @@ class PredictBody(BaseBody):
 
     inputs: Annotated[
         Annotated[str, Tag("<one>")]
-        | Annotated[TextOrPair, Tag("<list>")]
-        | Annotated[Items[TextOrPair], Tag("<id lists>")],
+        | Annotated[OneOrTwoTexts, Tag("<list>")]
+        | Annotated[Items[OneOrTwoTexts], Tag("<id lists>")],
         Discriminator(select_input_branch),
     ]
     raw_scores: Annotated[

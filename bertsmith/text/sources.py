@@ -132,6 +132,8 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
     elif glob.has_magic(argument):
         yield from _expand_glob(argument, ignored)
     else:
+        if "://" in argument:
+            raise CorpusError(f"{argument}: addresses are not read; download the file first")
         raise CorpusError(describe_missing_path(path, "file or folder"))
 
 

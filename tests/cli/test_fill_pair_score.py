@@ -155,7 +155,7 @@ def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
         (["pair", "MODEL", "a", "-"], "B is '-', but - reads both texts"),
         (["score", "MODEL", "nowhere.txt"], "nowhere.txt: no such file"),
         (
-            ["score", "MODEL", "a text"],
+            ["score", "MODEL", "a long text " * 30],
             "to score a text instead of a file, use --text",
         ),
         (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),

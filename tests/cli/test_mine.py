@@ -57,6 +57,7 @@ def test_mistakes_are_explained(run_cli: RunCli, model: Path, lines: Path, tmp_p
         (["no.index", "--data", pairs, "--out", out], "no.index: does not exist; make an index"),
         ([index, "--data", lines, "--out", out], "name the columns: --text for the query"),
         ([index, "--data", "no.csv", "--out", out], "no.csv: no such file"),
+        ([index, "--data", tmp_path, "--out", out], "this is a folder; give a file"),
         ([index, "--data", lines, "--out", lines], "this file exists already"),
         (
             [index, "--data", json_lines, "--out", out, "--delimiter", ";"],

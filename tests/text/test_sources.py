@@ -98,6 +98,13 @@ def test_argument_without_text_is_rejected(tmp_path: Path, missing: str) -> None
         find_sources([str(tmp_path / missing)])
 
 
+def test_address_is_rejected() -> None:
+    """The message says that files on the web must be downloaded first."""
+    address = "https://example.org/text.txt"
+    with pytest.raises(CorpusError, match=f"{address}: addresses are not read; download"):
+        find_sources([address])
+
+
 def test_source_can_be_pickled_and_has_a_fingerprint(tmp_path: Path) -> None:
     """A source can be pickled, and its fingerprint changes with a single byte."""
     write_file(path := tmp_path / "a.txt", b"abc")

@@ -255,7 +255,7 @@ def check_data_files(settings: SettingsTable, files: Sequence[Path]) -> None:
         raise SettingsError("no training file: give --data FILE")
     for file in files:
         if not file.exists():
-            raise TaskError(describe_missing_path(file))
+            raise TaskError(describe_missing_path(file, "file or folder"))
     # Models and folders in BEIR's format have no settings of how they are read.
     tables = [file for file in files if file.is_file()]
     reject_ignored_settings(settings.table, values, tables)
