@@ -249,14 +249,17 @@ def resolve_device(device: str) -> str:
     return str(runtime_device.resolve_device(device, "--device"))
 
 
-def check_readable(name: Path | str | None) -> None:
-    """Raise InputError for an input file that cannot be read, without loading torch."""
+def check_readable(name: Path | str | None, hint: str = "") -> None:
+    """Raise InputError for an input file that cannot be read, without loading torch.
+
+    ``hint`` is added to the message if the file does not exist.
+    """
     if name is None or str(name) == STDIN:
         return
     path = Path(name)
     # Path.exists would raise an error for a long text.
     if not os.path.exists(path):  # noqa: PTH110
-        raise InputError(describe_missing_path(path))
+        raise InputError(describe_missing_path(path) + hint)
     if path.is_dir():
         raise InputError(f"{name}: this is a folder; give a file")
     if not os.access(path, os.R_OK):

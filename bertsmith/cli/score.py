@@ -1,8 +1,6 @@
 """``bertsmith score``: compute the pseudo-log-likelihood of lines."""
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,13 +15,13 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     Model,
     PllOption,
+    check_readable,
     check_unused_options,
     load_model,
     open_lines,
 )
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
-from bertsmith.files import describe_missing_path
 
 if TYPE_CHECKING:
     from bertsmith.use.score import Score
@@ -77,10 +75,8 @@ def score(
         raise InputError("both a file and --text: use one of them")
     if text:
         check_unused_options({"--format": lines_format}, "not valid with --text; remove it")
-    # Path.exists would raise an error for a long text.
-    if file and " " in file and not os.path.exists(file):  # noqa: PTH110
-        message = describe_missing_path(Path(file))
-        raise InputError(f"{message}; to score a text instead of a file, use --text")
+    if file and " " in file:
+        check_readable(file, "; to score a text instead of a file, use --text")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))

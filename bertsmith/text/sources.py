@@ -131,9 +131,9 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
         yield _make_source(path)
     elif glob.has_magic(argument):
         yield from _expand_glob(argument, ignored)
+    elif "://" in argument:
+        raise CorpusError(f"{argument}: addresses are not read; download the file first")
     else:
-        if "://" in argument:
-            raise CorpusError(f"{argument}: addresses are not read; download the file first")
         raise CorpusError(describe_missing_path(path, "file or folder"))
 
 
