@@ -18,6 +18,7 @@ from bertsmith.text.tokenizer_json import (
 )
 from bertsmith.text.tokenizer_spec import (
     CLS,
+    DEFAULT_MAX_WORD_CHARS,
     MASK,
     PAD,
     SEP,
@@ -98,8 +99,9 @@ def read_tokenizer_spec(
             vocab_file = file.with_name(VOCAB_FILE)
             vocab_lines = _read_vocab_lines(vocab_file) if vocab_file.is_file() else ()
             spec = parse_tokenizer_json(file, vocab_lines)
+            spec = _add_tokens_of_other_files(spec, directory / TOKENIZER_CONFIG_FILE)
             if has_bert_class:
-                spec = _replace_normalization(spec, directory / TOKENIZER_CONFIG_FILE)
+                spec = _replace_options(spec, directory / TOKENIZER_CONFIG_FILE)
         else:
             _check_no_other_tokenizer(file)
             config = directory / TOKENIZER_CONFIG_FILE
@@ -139,11 +141,12 @@ def write_tokenizer_spec(
 
 def _build_tokenizer_config(spec: TokenizerSpec, max_length: int | None) -> dict[str, Any]:
     """Return the content of tokenizer_config.json; see ``write_tokenizer_spec``."""
-    # AutoTokenizer builds a BertTokenizer from the options below, and no option recomposes Hangul.
-    # Only PreTrainedTokenizerFast uses the normalizer of tokenizer.json.
+    # AutoTokenizer builds a BertTokenizer from the options below, and no option recomposes Hangul
+    # or sets the length of a word. Only PreTrainedTokenizerFast follows tokenizer.json.
     recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
+    is_plain_bert = not recomposes_hangul and spec.max_word_chars == DEFAULT_MAX_WORD_CHARS
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast" if recomposes_hangul else "BertTokenizer",
+        "tokenizer_class": "BertTokenizer" if is_plain_bert else "PreTrainedTokenizerFast",
         "do_lower_case": spec.lowercase,
         "strip_accents": spec.strip_accents,
         "tokenize_chinese_chars": spec.split_chinese,
@@ -252,7 +255,21 @@ def _read_tokenizer_class(directory: Path) -> str | None:
     return class_name
 
 
-def _replace_normalization(spec: TokenizerSpec, config_file: Path) -> TokenizerSpec:
+def _add_tokens_of_other_files(spec: TokenizerSpec, config_file: Path) -> TokenizerSpec:
+    """Return the tokenizer with the added tokens that tokenizer.json does not have.
+
+    transformers adds the tokens of tokenizer_config.json, special_tokens_map.json and
+    added_tokens.json to those of tokenizer.json.
+    """
+    names = {token.content for token in spec.added}
+    config = _read_optional_json(config_file)
+    tokens = _read_added_tokens(config_file, config, spec.tokens)
+    return replace(
+        spec, added=spec.added + tuple(token for token in tokens if token.content not in names)
+    )
+
+
+def _replace_options(spec: TokenizerSpec, config_file: Path) -> TokenizerSpec:
     """Return the tokenizer with the options in tokenizer_config.json.
 
     transformers' BertTokenizer reads only the vocabulary from tokenizer.json. The two files may
@@ -275,6 +292,7 @@ def _replace_normalization(spec: TokenizerSpec, config_file: Path) -> TokenizerS
         strip_accents=strip_accents,
         keep_hangul_syllables=recomposes_hangul or not strip_accents,
         split_chinese=spec.split_chinese if split_chinese is None else split_chinese,
+        max_word_chars=DEFAULT_MAX_WORD_CHARS,
     )
 
 
@@ -314,7 +332,7 @@ def _read_vocab_txt(
 def _read_added_tokens(
     config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...]
 ) -> tuple[AddedTokenSpec, ...]:
-    """Return the added tokens and extra special tokens of a tokenizer without tokenizer.json.
+    """Return the added tokens and extra special tokens in files other than tokenizer.json.
 
     Added tokens are in tokenizer_config.json or added_tokens.json, and are ordered by id. Extra
     special tokens, which follow, have no id in the files. As they have no embedding otherwise, only

@@ -8,6 +8,7 @@ from typing import Any, Final
 from bertsmith.errors import TokenizerError
 from bertsmith.text.tokenizer_spec import (
     CONTINUATION_PREFIX,
+    DEFAULT_MAX_WORD_CHARS,
     SPECIAL_TOKENS,
     UNK,
     AddedTokenSpec,
@@ -81,7 +82,7 @@ def parse_tokenizer_json(path: Path, vocab_lines: tuple[str, ...]) -> TokenizerS
     vocab = _sort_vocabulary(get_object(model, "vocab", path), vocab_lines, path)
     added = parse_added_tokens(file.get("added_tokens") or [], vocab, path)
     options = _parse_normalizer(get_object(file, "normalizer", path), path)
-    max_length = model.get("max_input_chars_per_word", 100)
+    max_length = model.get("max_input_chars_per_word", DEFAULT_MAX_WORD_CHARS)
     if type(max_length) is not int or not 0 < max_length < 2**31:
         raise TokenizerError(
             f"{path}: max_input_chars_per_word is {max_length!r}; expected an integer "

@@ -16,6 +16,8 @@ PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS: Final = (PAD, UNK, CLS, SEP, MASK)
 #: Prefix of a piece that continues a word.
 CONTINUATION_PREFIX: Final = "##"
+#: Maximum number of characters in a word that is split into pieces, as in the original code.
+DEFAULT_MAX_WORD_CHARS: Final = 100
 
 
 class AddedTokenSpec(NamedTuple):
@@ -64,7 +66,7 @@ class TokenizerSpec:
     split_chinese: bool = True
     # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The default of the
     # original code is 200, but words of real languages are shorter than both.
-    max_word_chars: int = 100
+    max_word_chars: int = DEFAULT_MAX_WORD_CHARS
     segmenter: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:

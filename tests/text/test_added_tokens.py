@@ -108,6 +108,24 @@ def test_extra_special_tokens_are_read_without_tokenizer_json(
     assert Tokenizer.load(tmp_path / "saved").spec == tokenizer.spec
 
 
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_outside_tokenizer_json_are_read(
+    tmp_path: Path, hf_directory: Path, tokenizer_class: str, key: str
+) -> None:
+    """Extra special tokens of tokenizer_config.json are added to those of tokenizer.json."""
+    config_file = hf_directory / "tokenizer_config.json"
+    config = json.loads(config_file.read_text()) | {"tokenizer_class": tokenizer_class}
+    config.pop("extra_special_tokens", None)
+    config_file.write_text(json.dumps(config | {key: ["[E1]", "city"]}))
+    hf_tokenizer = AutoTokenizer.from_pretrained(hf_directory)
+    texts = [*TEXTS, "new citya"]
+    expected = [hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    tokenizer = Tokenizer.load(hf_directory)
+    assert tokenizer.encode_batch(texts, allow_special=True) == expected
+    assert tokenizer.ids_to_tokens(expected[-1]) == ["new", "city", "a"]
+
+
 def test_special_tokens_map_is_ignored_with_added_tokens_decoder(tmp_path: Path) -> None:
     """With ``added_tokens_decoder``, special_tokens_map.json is not read, as in transformers.
 

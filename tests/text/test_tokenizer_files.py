@@ -120,6 +120,25 @@ def test_options_without_a_class_are_read_like_transformers(
     assert tokenizer.ids_to_tokens(tokenizer.encode("Café café")) == expected
 
 
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_maximum_length_of_words_is_read_and_written_like_transformers(
+    tmp_path: Path, tokenizer_class: str
+) -> None:
+    """BERT's classes split words of at most 100 characters, others follow tokenizer.json."""
+    transformers = pytest.importorskip("transformers")
+    write_directory(tmp_path, WORDS, BERT, {"tokenizer_class": tokenizer_class}, {})
+    file = json.loads((tmp_path / "tokenizer.json").read_text())
+    file["model"]["max_input_chars_per_word"] = 200
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    word = "cafe" + "b" * 146
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path).tokenize(word)
+    assert len(expected) == (1 if tokenizer_class == "BertTokenizer" else 147)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.ids_to_tokens(tokenizer.encode(word)) == expected
+    tokenizer.save(tmp_path / "saved")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").tokenize(word) == expected
+
+
 def test_missing_options_do_not_change_the_normalizer(tmp_path: Path) -> None:
     """tokenizer_config.json without casing leaves the casing of tokenizer.json unchanged."""
     for name, lowercase in (("cased", False), ("uncased", True)):
