@@ -7,7 +7,12 @@ import torch
 
 from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tuned, read_json
 from bertsmith.bundle.directory import SENTENCE_TRANSFORMERS_CONFIG, locate_model
-from bertsmith.bundle.fine_tuned import FineTunedBundle, load_fine_tuned, save_fine_tuned
+from bertsmith.bundle.fine_tuned import (
+    FineTunedBundle,
+    HeadConfig,
+    load_fine_tuned,
+    save_fine_tuned,
+)
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
 from bertsmith.bundle.tensor_files import list_tensors
 from bertsmith.bundle.weight_names import normalize_names
@@ -60,7 +65,7 @@ def save_model(
             bundle.info,
             dtype,
             max_seqlen=read_max_seqlen(bundle.path, bundle.config),
-            config_extras=_read_cross_encoder_config(bundle.path),
+            config_extras=_read_output_config(bundle.path, bundle.head),
         )
     else:
         # A model directory cannot record that a head is not trained.
@@ -76,7 +81,22 @@ def read_max_seqlen(directory: Path, config: ModelConfig) -> int | None:
     return max_seqlen if is_valid else None
 
 
-def _read_cross_encoder_config(directory: Path) -> dict[str, Any]:
+def _read_output_config(directory: Path, head: HeadConfig) -> dict[str, Any]:
+    """Return the keys of config.json that determine what other libraries make of the outputs.
+
+    Besides the activation function of a CrossEncoder, these are the label and the problem type of a
+    single score: without a problem type, transformers applies a sigmoid to it.
+    """
+    extras = read_cross_encoder_config(directory)
+    if head.kind == "regression" and (directory / CONFIG_FILE).is_file():
+        hf_config = read_json(directory / CONFIG_FILE)
+        extras["problem_type"] = hf_config.get("problem_type")
+        keys = ("id2label", "label2id")
+        extras |= {key: hf_config[key] for key in keys if hf_config.get(key)}
+    return extras
+
+
+def read_cross_encoder_config(directory: Path) -> dict[str, Any]:
     """Return the keys of config.json with the activation function of a CrossEncoder's scores."""
     path = directory / CONFIG_FILE
     hf_config = read_json(path) if path.is_file() else {}

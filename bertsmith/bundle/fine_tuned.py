@@ -166,9 +166,9 @@ def save_fine_tuned(
         dtype: The dtype of the stored weights.
         max_seqlen: Maximum tokens of an input, to which other toolkits truncate; None: the maximum
             of the model.
-        config_extras: Other keys of config.json.
+        config_extras: Keys of config.json that are added, or replace the values of the model.
     """
-    hf_config = {**config_extras, **to_hf_config(model.config)}
+    hf_config = to_hf_config(model.config)
     if isinstance(model, BertWithBiLSTM):
         # No class of transformers has a BiLSTM. With this model_type, transformers rejects the
         # directory instead of loading only the encoder.
@@ -183,6 +183,7 @@ def save_fine_tuned(
         hf_config["label2id"] = {label: index for index, label in enumerate(labels)}
     if head.kind in _PROBLEM_TYPES:
         hf_config["problem_type"] = _PROBLEM_TYPES[head.kind]
+    hf_config |= config_extras
     with atomic_directory(directory) as new:
         state = to_hf_state_dict(model.state_dict(), dtype)
         save_tensors(state, new / WEIGHTS_FILE, metadata={"format": "pt"})

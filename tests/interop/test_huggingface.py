@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM, BertForSequenceClassification
+from transformers import BertForMaskedLM, BertForSequenceClassification, pipeline
 
 from bertsmith.bundle import HeadConfig, load, load_fine_tuned, save, save_fine_tuned
 from bertsmith.errors import SettingsError
@@ -92,6 +92,24 @@ def test_number_of_labels_without_names(tmp_path: Path) -> None:
     labels = load_fine_tuned(tmp_path / "model").head.labels
     hf_labels = BertForSequenceClassification.from_pretrained(tmp_path / "model").config.id2label
     assert labels == tuple(hf_labels.values()) == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+@pytest.mark.parametrize("problem_type", [None, "regression"])
+def test_label_of_a_single_score_is_kept(tmp_path: Path, problem_type: str | None) -> None:
+    """A copy has the label and problem type, which decide whether transformers uses a sigmoid."""
+    tokenizer = make_tokenizer()
+    config = ModelConfig.parse({**SIZES, "vocab_size": tokenizer.vocab_size}, "test")
+    head = HeadConfig("regression")
+    save_fine_tuned(tmp_path / "model", head.build_model(config), tokenizer, head, {})
+    path = tmp_path / "model" / "config.json"
+    outputs = {"id2label": {"0": "TOXIC"}, "label2id": {"TOXIC": 0}, "problem_type": problem_type}
+    path.write_text(json.dumps(json.loads(path.read_text()) | outputs))
+    write_huggingface(tmp_path / "model", tmp_path / "hf")
+    hf_config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert {key: hf_config[key] for key in outputs} == outputs
+    predict = pipeline("text-classification", str(tmp_path / "hf"))
+    expected = pipeline("text-classification", str(tmp_path / "model"))("a text")
+    assert predict("a text") == expected
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

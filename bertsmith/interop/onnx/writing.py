@@ -17,11 +17,16 @@ from bertsmith.bundle import (
     load_model,
     locate_model,
 )
-from bertsmith.bundle.any_model import is_bare_encoder, read_max_seqlen
+from bertsmith.bundle.any_model import (
+    is_bare_encoder,
+    read_cross_encoder_config,
+    read_max_seqlen,
+)
+from bertsmith.bundle.config import read_json
 from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import require_extra
-from bertsmith.files import atomic_directory, check_new_directory
+from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.onnx.graph import Graph, ValueInfo
 from bertsmith.interop.onnx.heads import AnyBundle, build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
@@ -95,7 +100,8 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
             # sentence-transformers passes the option for a missing pooler to PyTorch models only.
             write_metadata(folder, bundle, pooling, bundle.info, has_pooler=True)
         else:
-            shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
+            hf_config = read_json(directory / CONFIG_FILE) | read_cross_encoder_config(directory)
+            write_json(folder / CONFIG_FILE, hf_config)
             bundle.tokenizer.save(folder, max_seqlen)
     if splade is not None:
         return [*_build_notes(bundle), _SPLADE_NOTE]

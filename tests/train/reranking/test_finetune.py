@@ -14,6 +14,7 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import BertsmithError
 from bertsmith.interop.huggingface import write_huggingface
+from bertsmith.interop.onnx import write_onnx
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.step import take_step
@@ -185,7 +186,7 @@ def test_other_libraries_compute_the_same_scores(
 def test_a_converted_cross_encoder_predicts_the_same_scores(
     start_reranker: Path, tmp_path: Path, format_version: str
 ) -> None:
-    """The conversion keeps the activation function and the maximum length of a CrossEncoder."""
+    """Conversions keep the activation function and the maximum length of a CrossEncoder."""
     original = CrossEncoder(
         str(start_reranker), device="cpu", max_length=12, activation_fn=torch.nn.Identity()
     )
@@ -206,6 +207,12 @@ def test_a_converted_cross_encoder_predicts_the_same_scores(
     np.testing.assert_allclose(with_sigmoid, 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
     converted = CrossEncoder(str(tmp_path / "converted"), device="cpu")
     np.testing.assert_allclose(converted.predict(pairs), expected, rtol=0, atol=1e-5)
+    write_onnx(directory, tmp_path / "onnx")
+    activation = json.loads((tmp_path / "onnx" / "config.json").read_text())
+    hf_config = json.loads((tmp_path / "converted" / "config.json").read_text())
+    keys = ("sentence_transformers", "sbert_ce_default_activation_function")
+    assert [activation.get(key) for key in keys] == [hf_config.get(key) for key in keys]
+    assert any(activation.get(key) for key in keys)
     # A CrossEncoder has no pooling, so the vectors are those of any other encoder.
     np.testing.assert_array_equal(embed(directory, ["ba"]), embed(tmp_path / "converted", ["ba"]))
 
