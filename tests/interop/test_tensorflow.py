@@ -263,8 +263,9 @@ def test_index_of_a_real_release_matches(chinese_release: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "output_name"),
     [(HeadConfig("single", ("bad", "fine", "good")), "output_weights"),
+     (HeadConfig("regression"), "output_weights"),
      (HeadConfig("span"), "cls/squad/output_weights")],
-    ids=["single", "span"],
+    ids=["single", "regression", "span"],
 )  # fmt: skip
 def test_fine_tuned_round_trip_is_exact(tmp_path: Path, head: HeadConfig, output_name: str) -> None:
     """Export and import preserve the head and all bits of the weights of fine-tuned models."""

@@ -174,6 +174,8 @@ def _read_head(
     stored_name = stored_names[variable_names.CLASSIFIER_WEIGHTS]
     shape = checkpoint.shapes[stored_name]
     checkpoint.check_data([stored_name])
+    if shape[:1] == (1,):
+        return HeadConfig("regression")
     default_labels = tuple(f"LABEL_{index}" for index in range(shape[0] if shape else 0))
     labels = tuple(str(label) for label in info.get("labels", ()))
     return HeadConfig("single", labels if len(labels) == len(default_labels) else default_labels)

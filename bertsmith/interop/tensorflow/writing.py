@@ -60,10 +60,12 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
                 f"{directory}: the original BERT has no BiLSTM (features); fine-tune a model "
                 "without features and export it"
             )
-        if bundle.head.kind not in ("single", "span"):
+        is_score = bundle.head.kind == "regression" and bundle.head.num_outputs == 1
+        if bundle.head.kind not in ("single", "span") and not is_score:
             raise ModelError(
-                f"{directory}: the original release supports single-label classification and "
-                f"question answering, not {bundle.head.kind!r}; export it in another format"
+                f"{directory}: the original release supports single-label classification, a single "
+                f"score and question answering, not {bundle.head.kind!r}; export it in another "
+                "format"
             )
         info["labels"] = list(bundle.head.labels)
     else:
