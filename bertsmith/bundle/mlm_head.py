@@ -52,7 +52,10 @@ def list_untrained_weights(info: Mapping[str, Any]) -> Sequence[str]:
     Args:
         info: Content of bertsmith.json.
     """
-    names: Sequence[str] = info.get("imported", {}).get("newly_initialized", ())
+    imported = info.get("imported")
+    if not isinstance(imported, Mapping):
+        return ()
+    names: Sequence[str] = imported.get("newly_initialized", ())
     return names
 
 

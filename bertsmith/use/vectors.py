@@ -110,7 +110,7 @@ def resolve_settings(
     modes = default.modes if settings.pooling is None else _MODES[settings.pooling]
     post_modules = default.post_modules
     if settings.normalize is not None:
-        post_modules = tuple(module for module in post_modules if module != "normalize")
+        post_modules = default.modules_before_normalize
     postprocessing: list[Dense | Truncate | Literal["normalize"]] = list(post_modules)
     # As in sentence-transformers, vectors are truncated after the modules of the model, and
     # normalized afterwards if the user requests it.

@@ -231,6 +231,27 @@ def test_truncate_dim_is_applied_and_exported(
     assert embed(tmp_path / "reference", TEXTS, pooling="max").shape[1] == WIDTH
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_only_the_final_normalization_is_optional(
+    tmp_path: Path, pretrained_dir: Path, normalize: bool
+) -> None:
+    """``normalize`` does not remove a Normalize module before a Dense module."""
+    reference = SentenceTransformer(
+        modules=[
+            models.Transformer(str(pretrained_dir)),
+            models.Pooling(WIDTH),
+            models.Normalize(),
+            models.Dense(WIDTH, 11),
+        ],
+        device="cpu",
+    )
+    reference.save(str(tmp_path / "reference"))
+    expected = reference.encode(TEXTS, normalize_embeddings=normalize)
+    assert_close(embed(tmp_path / "reference", TEXTS, normalize=normalize), expected)
+    write_sentence_transformers(tmp_path / "reference", tmp_path / "o", normalize=normalize)
+    assert_close(encode_with_sentence_transformers(tmp_path / "o"), expected)
+
+
 def test_do_lower_case_applies_to_a_cased_tokenizer(tmp_path: Path) -> None:
     """do_lower_case of the Transformer applies although the tokenizer is cased."""
     cased = train_wordpiece(iter(TEXTS * 3), 260, cased=True)
@@ -416,13 +437,22 @@ FAULTS = [
         '{"pooling_mode": "median",',
         "pooling 'median' is not supported",
     ),
+    ("1_Pooling/config.json", "{", '{"pooling_mode": 3,', "pooling 3 is not supported"),
+    ("1_Pooling/config.json", "{", '{"pooling_mode": [],', "pooling [] is not supported"),
     ("sentence_bert_config.json", "61", '"all"', "max_seq_length is 'all'"),
+    ("sentence_bert_config.json", "61", "NaN", "max_seq_length is nan"),
     ("sentence_bert_config.json", "{", '{"module_output_name": "x",', "module_output_name is 'x'"),
     (
         "config_sentence_transformers.json",
         "{",
         '{"default_prompt_name": "q",',
         "the default prompt 'q' is not",
+    ),
+    (
+        "config_sentence_transformers.json",
+        "{",
+        '{"default_prompt_name": ["q"],',
+        "the default prompt ['q'] is not",
     ),
     (
         "config_sentence_transformers.json",

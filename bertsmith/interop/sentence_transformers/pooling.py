@@ -3,6 +3,7 @@
 Only known types of modules are read. Code that a file refers to is not executed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,6 +101,11 @@ class PoolingConfig:
     def is_normalized(self) -> bool:
         """Whether vectors have length 1 before they are truncated."""
         return self.post_modules[-1:] == ("normalize",)
+
+    @property
+    def modules_before_normalize(self) -> tuple[Dense | Literal["normalize"], ...]:
+        """The modules without the final normalization, if there is one."""
+        return self.post_modules[:-1] if self.is_normalized else self.post_modules
 
     @property
     def query_prompt_name(self) -> str | None:
@@ -283,7 +289,7 @@ def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
     if value is None:
         value = [mode for key, mode in POOLING_MODE_KEYS.items() if raw.get(key)]
         value = value or ["mean"]
-    modes: list[Any] = [value] if isinstance(value, str) else list(value)
+    modes: list[Any] = value if isinstance(value, list) and value else [value]
     for mode in modes:
         if mode not in get_args(PoolingMode):
             supported = ", ".join(get_args(PoolingMode))
@@ -307,7 +313,8 @@ def read_transformer_config(folder: Path) -> tuple[int | None, bool]:
         max_seq_length = read_json(tokenizer_config).get("model_max_length")
     if max_seq_length is None:
         return None, bool(raw.get("do_lower_case"))
-    if not isinstance(max_seq_length, int | float) or max_seq_length < 2:
+    is_number = isinstance(max_seq_length, int | float) and math.isfinite(max_seq_length)
+    if not is_number or max_seq_length < 2:
         raise ModelError(f"{path}: max_seq_length is {max_seq_length!r}; expected 2 or more")
     return int(max_seq_length), bool(raw.get("do_lower_case"))
 
@@ -323,7 +330,7 @@ def read_model_config(root: Path) -> PoolingConfig:
     prompts = raw.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts is {prompts!r}; expected an object of texts")
-    if name is not None and name not in prompts:
+    if name is not None and name not in tuple(prompts):
         raise ModelError(
             f"{path}: the default prompt {name!r} is not in the list of prompts; add it there"
         )

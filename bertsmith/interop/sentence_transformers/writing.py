@@ -188,7 +188,7 @@ def resolve_pooling(
             )
         config = replace(config, modes=(pooling,))
     if normalize is not None:
-        modules = tuple(module for module in config.post_modules if module != "normalize")
+        modules = config.modules_before_normalize
         config = replace(config, post_modules=(*modules, "normalize") if normalize else modules)
     return config
 

@@ -431,7 +431,7 @@ def _match_width(
     hidden_width = student.config.width * len(pooling.modes)
     has_teacher_width = student.config.width == teacher.encoder.config.width
     normalize: tuple[Literal["normalize"], ...] = (
-        ("normalize",) if "normalize" in teacher.pooling.post_modules else ()
+        ("normalize",) if teacher.pooling.is_normalized else ()
     )
     if has_teacher_width and pooling is teacher.pooling:
         return pooling
