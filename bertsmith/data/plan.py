@@ -16,6 +16,7 @@ from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
+from bertsmith.text.sources import detect_kind_from_name
 
 #: Directory with the shards of an unfinished store, and its plan, a file in this directory.
 PARTS_DIR, PLAN_FILE = "parts", "plan.json"
@@ -127,7 +128,9 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
     for old_source, new_source in zip(old.sources, new.sources, strict=True):
         old_content = (old_source.size, old_source.fingerprint)
         new_content = (new_source.size, new_source.fingerprint)
-        if old_content == new_content:
+        # The suffix of a name determines how a file is read.
+        kinds = {detect_kind_from_name(Path(source.name)) for source in (old_source, new_source)}
+        if old_content == new_content and len(kinds) == 1:
             continue
         if old_source.name != new_source.name:
             changes.append(f"the source was {old_source.name}, now {new_source.name}")

@@ -77,6 +77,10 @@ def _read(
             return
         is_container = text_format in CONTAINER_FORMATS
         container = text_format if is_container else _detect_container(source.kind, head)
+        says_plain_text = source.kind == "plain" and text_format in {"prose", "sentences"}
+        if says_plain_text and container == "jsonl":
+            # The first line looks like JSON, but the name and the format say plain text.
+            container = "plain"
         if container == "parquet":
             yield from _read_parquet(source, reader, text_format, field, errors)
             return

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def detect_kind_from_name(path: Path) -> str:
     if kind := KIND_BY_SUFFIX.get(get_format_suffix(path)):
         return kind
     # WikiExtractor writes AA/wiki_00, AA/wiki_01, ...
-    return "wikiextractor" if path.name.startswith("wiki_") else "unknown"
+    return "wikiextractor" if re.match(r"wiki_\d+($|\.)", path.name) else "unknown"
 
 
 def detect_unsupported_format(path: Path) -> str | None:
@@ -165,7 +166,7 @@ def _walk_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
     """Yield the text files below a folder; append other files and outputs to ``ignored``."""
     visited: set[str] = set()
     for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable, followlinks=True):
-        # Links can form cycles, or lead to a folder that is also reached without them.
+        # Links can form cycles, or lead to a file or folder that is also reached without them.
         real_path = os.path.realpath(folder)
         if real_path in visited:
             subfolders.clear()
@@ -182,7 +183,10 @@ def _walk_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
             if detect_kind_from_name(file) == "unknown" or not file.is_file():
                 ignored.append(str(file))
                 continue
-            yield _make_source(file)
+            real_path = os.path.realpath(file)
+            if real_path not in visited:
+                visited.add(real_path)
+                yield _make_source(file)
 
 
 def _is_output(folder: Path) -> bool:

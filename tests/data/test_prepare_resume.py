@@ -148,6 +148,10 @@ def test_resuming_with_other_inputs_is_rejected(corpus: Path, tmp_path: Path) ->
     with pytest.raises(StoreError, match=r"the source was .*corpus.jsonl, now .*other.jsonl"):
         prepare_store(tmp_path / "other.jsonl", out)
     source.write_bytes(corpus.read_bytes())
+    # The same text with another suffix would be read in another format.
+    shutil.copyfile(source, tmp_path / "corpus.md")
+    with pytest.raises(StoreError, match=r"the source was .*corpus.jsonl, now .*corpus.md"):
+        prepare_store(tmp_path / "corpus.md", out)
     with pytest.raises(StoreError, match=r"language was 'en', now 'ko'"):
         prepare_store(source, out, language="ko")
     with pytest.raises(StoreError, match=r"deduplicate was 'none', now 'documents'"):

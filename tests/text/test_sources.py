@@ -81,8 +81,9 @@ def test_corpus_folder_with_a_manifest_is_read(tmp_path: Path) -> None:
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
-    """A link to a folder is followed, but not in a cycle, and not to a folder read before."""
+    """A link is followed, but not in a cycle, and not to a folder or file read before."""
     write_file(tmp_path / "corpus/a.txt")
+    (tmp_path / "corpus/a2.txt").symlink_to(tmp_path / "corpus/a.txt")
     write_file(tmp_path / "elsewhere/b.txt")
     (tmp_path / "corpus/link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere/cycle").symlink_to(tmp_path / "corpus")
