@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of words in a message; --json contains all.
 _MAX_LISTED = 10
+_DEFAULT_COUNT = 1000
 
 
 @group.command(
@@ -48,7 +49,7 @@ def extend(
     ] = None,
     count: Annotated[
         int, typer.Option(help="Number of words to add with --from-corpus.", min=1)
-    ] = 1000,
+    ] = _DEFAULT_COUNT,
     text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
@@ -68,6 +69,16 @@ def extend(
         options = "neither" if words is None else "both"
         raise SettingsError(
             f"expected either --words FILE or --from-corpus PATH, found {options}; use one of them"
+        )
+    if words is not None:
+        options_of_corpus = {
+            "--count": count != _DEFAULT_COUNT, "--format": text_format != "auto",
+            "--field": field != "text", "--on-error": on_error != "stop",
+            "--deduplicate": deduplicate != "none",
+        }  # fmt: skip
+        model_options.check_unused_options(
+            {name: is_changed or None for name, is_changed in options_of_corpus.items()},
+            "this option only has an effect with --from-corpus; omit it",
         )
     check_new_directory(out)
     model_options.check_readable(words)
@@ -97,7 +108,8 @@ def extend(
         )
         fit = vocabulary_extension.compare_fit(original.tokenizer, extension.tokenizer, word_counts)
         report |= {"words": extension.words} | fit.to_json()
-    source = words if words is not None else ", ".join(corpus or [])
+    # Without folders, because bertsmith.json is published with the model.
+    source = ", ".join(Path(name).name for name in (corpus or [words or ""]))
     bundle.save_model(out, extend_vocabulary(original, extension, source))
     for note in original.notes() + describe_dropped_modules(original.path):
         log(f"note: {note}")

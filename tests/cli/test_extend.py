@@ -34,6 +34,8 @@ def test_words_of_a_file_are_added(run_cli: RunCli, model: Path, tmp_path: Path)
     ):
         assert message in completed.err
     original, extended = bundle.load(model), bundle.load(out)
+    # The folder of the file is not published with the model.
+    assert str(tmp_path) not in (out / "bertsmith.json").read_text()
     new_words = ("ferrymen", "riverboat", "나룻배")
     assert extended.tokenizer.vocab == (*original.tokenizer.vocab, *new_words)
     vocab_size = original.tokenizer.vocab_size
@@ -76,7 +78,7 @@ def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_
     assert "after: " in completed.err
     extended = bundle.load(tmp_path / "out")
     assert extended.tokenizer.vocab[-2:] == ("ferrymen", "riverboats")
-    assert extended.info["vocab_extensions"][0]["source"] == f"{tmp_path / 'a.txt'}, {second_file}"
+    assert extended.info["vocab_extensions"][0]["source"] == "a.txt, b.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,8 @@ def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_
         (["--words", "w.txt", "--from-corpus", "a.txt"], "--from-corpus PATH, found both"),
         (["--words", "nowhere.txt"], "nowhere.txt"),
         (["--words", "known.txt"], "no word to add"),
+        (["--words", "known.txt", "--count", 5], "--count: this option only has an effect with"),
+        (["--words", "known.txt", "--field", "x"], "--field: this option only has an effect with"),
         (["--from-corpus", "nowhere"], "nowhere"),
     ],
 )
