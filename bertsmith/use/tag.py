@@ -270,7 +270,7 @@ def _predict_tags(
     # Index of the sentence's first token among the predicted tokens of all sentences.
     first_token = 0
     alignments: list[TokenAlignment] = inputs.decoding_data
-    unit_tags = to_unit_tags(examples, alignments, token_tags)
+    unit_tags = to_unit_tags(examples, alignments, token_tags, bundle.head.kind)
     for example, alignment, tags in zip(examples, alignments, unit_tags, strict=True):
         unit_probabilities = [
             float(token_probabilities[first_token + index]) if index >= 0 else float("nan")
