@@ -343,6 +343,8 @@ class ParquetRowWriter:
         #: Column types that fit all parts.
         self._schema: Any = None
         self._folder = path.with_name(f"{path.name}.parts")
+        # A killed process with the same id, as in containers, leaves its folder.
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -294,6 +295,19 @@ def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
         writer.append([{"x": 1}])
         with pytest.raises(InputError, match=r"must have one type: .*write \.jsonl instead"):
             writer.append([{"x": "a"}])
+
+
+def test_parts_of_a_killed_process_are_replaced(tmp_path: Path) -> None:
+    """A folder of Parquet parts that a process with the same id left is removed, not an error."""
+    out = tmp_path / "out.parquet"
+    folder = tmp_path / f".out.parquet.{os.getpid()}.tmp.parts"
+    folder.mkdir()
+    (folder / "000000.parquet").write_text("incomplete")
+    with open_row_writer(out, TableLayout("parquet", ["x"])) as writer:
+        assert list(folder.iterdir()) == []
+        writer.append([{"x": 1}])
+    assert pq.read_table(out).to_pylist() == [{"x": 1}]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
