@@ -18,13 +18,19 @@ from bertsmith.tasks.embedding_data import (
     TextPrompts,
     TokenizeTexts,
 )
-from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.retrieval import (
     Floats,
     compute_retrieval_metrics,
     rank_documents,
 )
-from bertsmith.tasks.tables import Row, TableSource, open_table, read_rows
+from bertsmith.tasks.tables import (
+    Row,
+    TableSource,
+    open_table,
+    read_rows,
+    reject_lone_surrogates,
+)
 
 #: Values of k of recall@k.
 RECALL_CUTOFFS: Final = (1, 10, 100)
@@ -114,6 +120,7 @@ def read_retrieval_set(
     for row, document_id in _iter_rows(_find_file(folder, "corpus"), document_rows):
         document_rows[document_id] = len(documents)
         title = str(row.cells.get("title") or "").strip()
+        _check_no_surrogates(row, "title", title)
         text = f"{title} {_get_text(row)}".strip()
         documents.append(collector.add(text, counts, "document"))
     grades = _read_grades(qrels, document_rows)
@@ -175,7 +182,16 @@ def _get_text(row: Row) -> str:
     text: Any = row.cells.get("text")
     if not isinstance(text, str):
         raise TaskError(f"{row.location}: the text is {text!r}; expected a text")
+    _check_no_surrogates(row, "text", text)
     return text.strip()
+
+
+def _check_no_surrogates(row: Row, column: str, text: str) -> None:
+    """Raise TaskError if a text cannot be tokenized."""
+    try:
+        reject_lone_surrogates(text, column)
+    except BadExampleError as error:
+        raise TaskError(f"{row.location}: {error}; correct it") from None
 
 
 def _require_header(qrels: Path) -> None:

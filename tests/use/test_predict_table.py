@@ -283,6 +283,35 @@ def test_values_that_a_format_cannot_hold_are_errors(
     assert not list(tmp_path.glob(".o*"))
 
 
+@pytest.mark.parametrize("table_format", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("row", [{"y\ud800": "a"}, {"y": "a\ud800"}, {"y": [{"a\ud800": 1}]}])
+def test_lone_surrogates_are_only_written_to_json(
+    tmp_path: Path, table_format: str, row: dict[str, Any]
+) -> None:
+    """CSV, TSV and Parquet name the column. JSON has an escape, in which NaN is null."""
+    row = {**row, "x": "\U0001f600", "score": float("nan")}
+    [name, *_] = row
+
+    def write(out: Path) -> None:
+        with open_row_writer(out, TableLayout(out.suffix[1:], ["x", name])) as writer:
+            writer.append([{"x": "first row"}, row])
+
+    out = tmp_path / f"out.{table_format}"
+    if "y\ud800" in row or table_format == "parquet" or isinstance(row["y"], str):
+        message = r"cannot hold a lone surrogate .* column 'y.*'.*\\ud800.*; .* write \.jsonl"
+        with pytest.raises(InputError, match=message):
+            write(out)
+        assert not out.exists()
+    else:
+        # JSON in a cell of CSV has the escape too.
+        write(out)
+        assert "a\\ud800" in out.read_text()
+    write(tmp_path / "out.jsonl")
+    _, line = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line) == row | {"score": None}
+    assert "NaN" not in line
+
+
 def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
     """Parquet columns may become wider; a type that does not fit is an error before the end."""
     out = tmp_path / "out.parquet"
