@@ -28,7 +28,6 @@ from bertsmith.tasks.tables import (
     Table,
     TableSource,
     get_text,
-    has_column,
     open_table,
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
@@ -136,9 +135,12 @@ def predict_table(
             text_column = get_word_column(task.text_column)
             task = task.model_copy(update={"text_column": text_column})
         out_format = out_format or table.format
-        input_columns, first_row, rows = find_columns(table, source)
-        if first_row is not None:
-            _check_columns_exist(bundle, task, first_row, source)
+        options = _get_column_options(bundle, task)
+        input_columns, missing, rows = find_columns(table, source, options)
+        if missing:
+            raise _create_missing_column_error(
+                bundle, missing[0], options[missing[0]], input_columns, source
+            )
         names, notes = choose_column_names(
             list(_ADDED_COLUMNS[bundle.head.kind]), input_columns, source.path
         )
@@ -259,33 +261,35 @@ def _get_question_cells(row: Row) -> dict[str, Any]:
     return {name: row.cells.get(name) for name in ("id", "question", "context")}
 
 
-def _check_columns_exist(
-    bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
-) -> None:
-    """Raise TaskError if the table lacks a column that the model reads."""
+def _get_column_options(bundle: FineTunedBundle, task: TaskSettings) -> dict[str, str]:
+    """Return the columns that the model reads, and for each the option that names it."""
+    if bundle.head.kind == "choice" and not task.ending_columns:
+        raise InputError(
+            "the model does not record the columns of the endings; give --endings A,B,…"
+        )
+    options = {task.text_column: "--text"}
+    if task.pair_column:
+        options.setdefault(task.pair_column, "--pair")
+    if bundle.head.kind == "choice":
+        for name in task.ending_columns:
+            options.setdefault(name, "--endings")
+    return options
+
+
+def _create_missing_column_error(
+    bundle: FineTunedBundle, name: str, option: str, columns: Sequence[str], source: TableSource
+) -> TaskError:
+    """Return the error for a table without a column that the model reads."""
     recorded = get_recorded_task(bundle.info)
     recorded_columns = {
         recorded.get("text_column"), recorded.get("pair_column"),
         *recorded.get("ending_columns", []),
     }  # fmt: skip
-    options = {
-        "--text": [task.text_column],
-        "--pair": [task.pair_column] if task.pair_column else [],
-    }
-    if bundle.head.kind == "choice":
-        options["--endings"] = task.ending_columns
-        if not task.ending_columns:
-            raise InputError(
-                "the model does not record the columns of the endings; give --endings A,B,…"
-            )
-    for option, names in options.items():
-        for name in names:
-            if not has_column(row, name):
-                origin = " (as in its training table)" if name in recorded_columns else ""
-                raise TaskError(
-                    f"{source.path}: the model reads the column {name!r}{origin}, but the columns "
-                    f"are {', '.join(map(repr, row.cells))}; name the column with {option}"
-                )
+    origin = " (as in its training table)" if name in recorded_columns else ""
+    return TaskError(
+        f"{source.path}: the model reads the column {name!r}{origin}, but the columns are "
+        f"{', '.join(map(repr, columns))}; name the column with {option}"
+    )
 
 
 def _create_output_layout(

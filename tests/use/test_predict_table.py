@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -231,6 +232,29 @@ def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) ->
     assert (rows[1]["label"], rows[1]["probability"]) == ("", "")
     expected = [label for label, _ in predict_labels(bundle, ["iron", "water"])]
     assert [row["label"] for row in (rows[0], rows[2])] == expected
+
+
+def test_first_json_row_without_the_column_is_invalid(
+    bundle: FineTunedBundle, tmp_path: Path
+) -> None:
+    """The columns are those of all rows. A row without the column can be skipped, also the first.
+
+    The error for a table without the column lists its columns.
+    """
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n{"id": 2, "review": "iron"}\n')
+    source, out = TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    with pytest.raises(TaskError, match=r"line 1: there is no column 'review'; .*--skip-invalid"):
+        predict_table(bundle, source, out)
+    stream = io.BytesIO((tmp_path / "in.jsonl").read_bytes())
+    for name, some_source in (("a", source), ("b", replace(source, stream=stream, format="jsonl"))):
+        out = tmp_path / f"{name}.jsonl"
+        counts = predict_table(bundle, some_source, out, skip_invalid=True)
+        assert (counts.num_rows, counts.num_without_prediction) == (2, 1)
+        labels = [json.loads(line)["label"] for line in out.read_text().splitlines()]
+        assert labels == [None, predict_labels(bundle, ["iron"])[0][0]]
+    message = r"reads the column 'x', but the columns are 'id', 'review'; name .* --text"
+    with pytest.raises(TaskError, match=message):
+        predict_table(bundle, source, tmp_path / "c.jsonl", columns={"text_column": "x"})
 
 
 def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -> None:
