@@ -76,10 +76,12 @@ def find_columns(
         and all rows.
 
     Raises:
-        TaskError: A row of a stream has a key that does not occur in the first rows; raised when
-            this row is read.
+        TaskError: CSV, TSV or Parquet has no column. Or a row of a stream has a key that does not
+            occur in the first rows; raised when this row is read.
     """
     if table.columns is not None:
+        if not table.columns:
+            raise TaskError(f"{source.path}: this table is empty; expected at least one row")
         # The columns are known without reading a row.
         row = Row(f"{source.path}", dict.fromkeys(table.columns, ""))
         return table.columns, _find_keys([row], names)[1], table.rows

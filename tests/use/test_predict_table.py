@@ -234,6 +234,18 @@ def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) ->
     assert [row["label"] for row in (rows[0], rows[2])] == expected
 
 
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_empty_csv_is_an_error(
+    bundle: FineTunedBundle, tmp_path: Path, has_header: bool, content: str
+) -> None:
+    """The error for a CSV file without a row is not about the name of a column."""
+    (tmp_path / "in.csv").write_text(content)
+    source = TableSource(tmp_path / "in.csv", has_header=has_header)
+    with pytest.raises(TaskError, match=r"in\.csv: this table is empty; expected at least one row"):
+        predict_table(bundle, source, tmp_path / "out.csv")
+
+
 def test_first_json_row_without_the_column_is_invalid(
     bundle: FineTunedBundle, tmp_path: Path
 ) -> None:
