@@ -21,7 +21,7 @@ from bertsmith.tasks.conll import ROW_FORMATS, get_word_column
 from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
-from bertsmith.tasks.questions import has_question_rows, read_squad_rows
+from bertsmith.tasks.questions import open_question_json, read_squad_rows
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
@@ -247,12 +247,15 @@ def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -
 @contextmanager
 def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
     """Open a table. For question answering, a SQuAD file is opened as a table of questions."""
-    is_json = detect_table_format(source.path) == "json" and source.format in (None, "json")
-    if bundle.head.kind == "span" and is_json and not has_question_rows(source.path):
-        squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
-        rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
-        yield Table(rows, "json", ["id", "question", "context"])
-        return
+    is_json = (source.format or detect_table_format(source.path)) == "json"
+    if bundle.head.kind == "span" and is_json:
+        has_rows, stream = open_question_json(source.path, source.stream)
+        source = replace(source, stream=stream)
+        if not has_rows:
+            squad_rows = read_squad_rows(source.path, source.encoding, stream)
+            rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
+            yield Table(rows, "json", ["id", "question", "context"])
+            return
     with open_table(source) as table:
         yield table
 

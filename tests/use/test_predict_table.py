@@ -473,7 +473,10 @@ def test_each_kind_of_model_adds_its_columns(
 
 
 def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The output for a SQuAD file has a row with the answer for each question."""
+    """The output for a SQuAD file has a row with the answer for each question.
+
+    The same applies to SQuAD's JSON on standard input, and to an array of questions there.
+    """
     bundle = load_task_model(tmp_path, tokenizer, "span", ())
     questions: list[dict[str, Any]]
     questions = [{"id": name, "question": "Who?", "answers": []} for name in ("q1", "q2")]
@@ -481,5 +484,19 @@ def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer
     (tmp_path / "squad.json").write_text(json.dumps(squad))
     predict_table(bundle, TableSource(tmp_path / "squad.json"), tmp_path / "out.jsonl")
     rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
+    content = (tmp_path / "squad.json").read_bytes()
+    (tmp_path / "squad.txt").write_bytes(content)
+    array = json.dumps([{"id": "q1", "question": "Who?", "context": SENTENCES[0]}]).encode()
+    sources = (
+        TableSource(tmp_path / "squad.txt", "json"),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(content)),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(gzip.compress(content))),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(array)),
+    )
+    for number, source in enumerate(sources):
+        out = tmp_path / f"out{number}.jsonl"
+        predict_table(bundle, source, out)
+        same_rows = [dict(row.cells) for row in read_rows(out)]
+        assert same_rows == (rows if number < 3 else rows[:1])
     assert [row["id"] for row in rows] == ["q1", "q2"]
     assert list(rows[0]) == ["id", "question", "context", "answer", "answer_start", "probability"]
