@@ -3,6 +3,7 @@
 In shapes, Q is the number of queries and N the number of documents.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +223,9 @@ def _read_grades(qrels: Path, document_rows: dict[str, int]) -> dict[str, dict[i
         try:
             grade = float(score)
         except ValueError:
-            raise TaskError(f"{row.location}: the score is {score!r}; expected a number") from None
+            grade = math.nan
+        if not math.isfinite(grade):
+            raise TaskError(f"{row.location}: the score is {score!r}; expected a number")
         query_grades = grades.setdefault(query_id, {})
         if grade > 0:
             query_grades[document_rows[document_id]] = grade
