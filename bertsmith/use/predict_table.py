@@ -32,6 +32,7 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
 from bertsmith.use.inputs import chunked
+from bertsmith.use.predict import is_trained_on_single_texts, reject_pairs_of_single_text_model
 from bertsmith.use.predict_lines import InvalidLines, predict_inputs, predict_lines
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
@@ -127,7 +128,8 @@ def predict_table(
         out_format = get_output_format(out)
     progress = progress or NullProgress()
     counts = TableCounts()
-    _check_column_options(bundle, columns or {})
+    reject_unused_fields(bundle.head.kind, columns or {}, [])
+    reject_pairs_of_single_text_model(bundle, columns or {})
     task = get_task_settings(bundle, columns)
     with _open_input(bundle, source) as table:
         counts.notes += table.notes
@@ -198,7 +200,7 @@ def predict_lines_to_table(
     is_delimited = out_format in ("csv", "tsv")
     counts = TableCounts(added_columns=list(_ADDED_COLUMNS[kind]), unit="line")
     input_columns = dict(_LINE_COLUMNS[kind])
-    if _is_trained_on_single_texts(bundle):
+    if is_trained_on_single_texts(bundle):
         input_columns.pop("pair", None)
     types = input_columns | _ADDED_COLUMNS[kind]
     layout = TableLayout(out_format, list(types), types=types)
@@ -222,26 +224,6 @@ def predict_lines_to_table(
     if skipped is not None:
         counts.num_unreadable, counts.first_error = skipped.count, skipped.first_error
     return counts
-
-
-def _is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:
-    """Return whether the model records that its training examples were single texts."""
-    task = get_recorded_task(bundle.info)
-    return bool(task) and not task.get("pair_column")
-
-
-def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
-    """Raise BertsmithError if the user names a column that the model does not use."""
-    reject_unused_fields(bundle.head.kind, columns, [])
-    if (
-        columns.get("pair_column")
-        and _is_trained_on_single_texts(bundle)
-        and get_family_name(bundle.head.kind) == "classify"
-    ):
-        raise InputError(
-            f"--pair {columns['pair_column']}: {bundle.path} was fine-tuned on single texts; "
-            "omit --pair"
-        )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from bertsmith.tasks.delimited import Dialect
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
+from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_table import predict_lines_to_table, predict_table
 from bertsmith.use.table_output import TableLayout, open_row_writer
@@ -270,7 +271,10 @@ def test_first_json_row_without_the_column_is_invalid(
 
 
 def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """Invalid columns and output files are errors, and no file is written."""
+    """Invalid columns and output files are errors, and no file is written.
+
+    The evaluation rejects pairs for a model of single texts too.
+    """
     (tmp_path / "in.csv").write_text("id,words\n1,iron\n")
     source = TableSource(tmp_path / "in.csv")
     cases: list[tuple[str, dict[str, str], str]] = [
@@ -292,6 +296,9 @@ def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -
     for name, columns, message in cases:
         with pytest.raises(BertsmithError, match=message):
             predict_table(bundle, source, tmp_path / name, columns=columns)
+    changes = {"text_column": "words", "pair_column": "id", "label_column": "id"}
+    with pytest.raises(InputError, match=r"--pair id: .* was fine-tuned on single texts; omit"):
+        evaluate(bundle, source.path, changes=changes)
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
