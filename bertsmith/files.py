@@ -207,9 +207,11 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def dump_json(value: Any, indent: int | None = None) -> str:
+def dump_json(value: Any, indent: int | None = None, *, ensure_ascii: bool = False) -> str:
     """Return ``value`` as JSON; NaN and infinities become null."""
-    return json.dumps(_replace_nonfinite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        _replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False
+    )
 
 
 def _replace_nonfinite(value: Any) -> Any:

@@ -318,7 +318,7 @@ def _open_texts(
     per_token: bool,
 ) -> Iterator[_Texts]:
     """Open the lines or the table rows to embed."""
-    from bertsmith.tasks.tables import has_column, open_table
+    from bertsmith.tasks.tables import open_table
     from bertsmith.use.table_input import find_columns, iter_text_rows
     from bertsmith.use.table_output import choose_column_names
     from bertsmith.use.vector_writers import TableColumns
@@ -336,8 +336,8 @@ def _open_texts(
         table_format, header=header is not False, delimiter=delimiter
     )
     with open_table(table_source) as table:
-        columns, first_row, rows = find_columns(table, table_source)
-        if first_row is not None and not has_column(first_row, text_column):
+        columns, missing, rows = find_columns(table, table_source, [text_column])
+        if missing:
             raise InputError(
                 f"{source.path}: no column {text_column!r}; the columns are "
                 f"{', '.join(map(repr, columns))}; name the text column with --text"

@@ -3,6 +3,7 @@
 In shapes, Q is the number of queries and N the number of documents.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,19 @@ from bertsmith.tasks.embedding_data import (
     TextPrompts,
     TokenizeTexts,
 )
-from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.retrieval import (
     Floats,
     compute_retrieval_metrics,
     rank_documents,
 )
-from bertsmith.tasks.tables import Row, TableSource, open_table, read_rows
+from bertsmith.tasks.tables import (
+    Row,
+    TableSource,
+    open_table,
+    read_rows,
+    reject_lone_surrogates,
+)
 
 #: Values of k of recall@k.
 RECALL_CUTOFFS: Final = (1, 10, 100)
@@ -114,6 +121,7 @@ def read_retrieval_set(
     for row, document_id in _iter_rows(_find_file(folder, "corpus"), document_rows):
         document_rows[document_id] = len(documents)
         title = str(row.cells.get("title") or "").strip()
+        _check_no_surrogates(row, "title", title)
         text = f"{title} {_get_text(row)}".strip()
         documents.append(collector.add(text, counts, "document"))
     grades = _read_grades(qrels, document_rows)
@@ -175,7 +183,16 @@ def _get_text(row: Row) -> str:
     text: Any = row.cells.get("text")
     if not isinstance(text, str):
         raise TaskError(f"{row.location}: the text is {text!r}; expected a text")
+    _check_no_surrogates(row, "text", text)
     return text.strip()
+
+
+def _check_no_surrogates(row: Row, column: str, text: str) -> None:
+    """Raise TaskError if a text cannot be tokenized."""
+    try:
+        reject_lone_surrogates(text, column)
+    except BadExampleError as error:
+        raise TaskError(f"{row.location}: {error}; correct it") from None
 
 
 def _require_header(qrels: Path) -> None:
@@ -206,7 +223,9 @@ def _read_grades(qrels: Path, document_rows: dict[str, int]) -> dict[str, dict[i
         try:
             grade = float(score)
         except ValueError:
-            raise TaskError(f"{row.location}: the score is {score!r}; expected a number") from None
+            grade = math.nan
+        if not math.isfinite(grade):
+            raise TaskError(f"{row.location}: the score is {score!r}; expected a number")
         query_grades = grades.setdefault(query_id, {})
         if grade > 0:
             query_grades[document_rows[document_id]] = grade

@@ -86,6 +86,11 @@ def to_bio2(tags: Sequence[str]) -> list[str]:
     return bio2_tags
 
 
+def has_end_or_single_tags(tags: Sequence[str]) -> bool:
+    """Return whether entity tags contain prefixes that only IOBES or BILOU has."""
+    return any(_split_tag(tag)[0] in ("E", "S") for tag in tags)
+
+
 def list_bio2_tags(label: str) -> tuple[str, ...]:
     """Return the BIO2 tags of the units of an entity whose type is that of ``label``."""
     _, entity_type = _split_tag(label)

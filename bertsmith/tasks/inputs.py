@@ -100,9 +100,10 @@ class ExampleCounts:
         if not examples:
             if not self.num_read:
                 raise TaskError(f"{path}: this file has no examples; expected at least one")
+            reason = max(self.skipped, key=lambda reason: self.skipped[reason])
             raise TaskError(
-                f"{path}: all examples were skipped ({self.num_read:,}); expected at least one "
-                "valid example",
+                f"{path}: all examples were skipped ({self.num_read:,}), such as "
+                f"{self.first_skipped[reason]}: {reason}; expected at least one valid example",
             )
         return examples
 

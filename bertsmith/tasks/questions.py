@@ -17,6 +17,7 @@ from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 from bertsmith.tasks.tables import Row, read_task_rows
 from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text
 from bertsmith.text.alphabet import has_surrogates
+from bertsmith.text.archives import decompress
 
 #: Formats with one question per row. A JSON file also has one question per row if it is an array.
 QUESTION_ROW_FORMATS = ("csv", "tsv", "jsonl", "parquet")
@@ -87,11 +88,28 @@ def has_question_rows(path: Path) -> bool:
     file_format = detect_table_format(path)
     if file_format != "json":
         return file_format in QUESTION_ROW_FORMATS
-    if not path.is_file():
-        return False
+    return path.is_file() and open_question_json(path)[0]
+
+
+def open_question_json(
+    path: Path, stream: IO[bytes] | None = None
+) -> tuple[bool, IO[bytes] | None]:
+    """Return whether JSON is an array with one question per row, and the stream from its start.
+
+    Args:
+        path: The file. If there is a stream, ``path`` is only its name in messages.
+        stream: The stream, whose first characters are read; None to read the file.
+    """
+    if stream is not None:
+        head, stream = decompress(stream)
+        return _is_array(head.decode("latin-1")), stream
     # Latin-1 decodes any bytes, and a bracket has the same byte in all common encodings.
     with open_text(path, encoding="latin-1") as chunks:
-        return next(chunks, "")[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
+        return _is_array(next(chunks, "")), None
+
+
+def _is_array(text: str) -> bool:
+    return text[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
 
 
 def read_squad_rows(

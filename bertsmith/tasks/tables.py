@@ -87,7 +87,7 @@ class Row:
         cells: Values by column name, or by column number if the table has no header. Empty if the
             row is invalid.
         error: Why the row is invalid, "" for a valid row.
-        has_variable_columns: Whether the row may have other columns than the first row.
+        has_variable_columns: Whether the rows of the table may have different columns.
         header_location: File and line of the header, "" without one.
     """
 
@@ -107,7 +107,8 @@ def get_cell(row: Row, name: str, option: str = "") -> Any:
         option: Command-line option that names the column, for the error if there is no such column.
 
     Raises:
-        BadExampleError: The row is invalid, its cell is empty, or only this row lacks the column.
+        BadExampleError: The row is invalid, its cell is empty, or perhaps only this row lacks the
+            column.
         TaskError: The table has no such column.
     """
     if row.error:
@@ -116,9 +117,9 @@ def get_cell(row: Row, name: str, option: str = "") -> Any:
     if value is _MISSING_COLUMN:
         columns = ", ".join(map(repr, row.cells))
         error = f"there is no column {name!r}"
-        if row.has_variable_columns:
-            raise BadExampleError(error, f"; the columns are {columns}")
         advice = f"; name the column with {option}" if option else ""
+        if row.has_variable_columns:
+            raise BadExampleError(error, f"; the columns are {columns}{advice}")
         location = row.header_location or row.location
         raise TaskError(f"{location}: {error}; the columns are {columns}{advice}")
     if value is None:
@@ -367,11 +368,9 @@ def _reject_duplicate_columns(columns: list[str], location: str) -> None:
 
 
 def _to_rows(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
-    """Convert JSON objects to rows; rows after the first valid row may have other columns."""
-    has_variable_columns = False
+    """Convert JSON objects to rows, which may have different columns."""
     for line_number, value, error in values:
-        yield Row(f"{path}, line {line_number:,}", value, error, has_variable_columns)
-        has_variable_columns = has_variable_columns or not error
+        yield Row(f"{path}, line {line_number:,}", value, error, has_variable_columns=True)
 
 
 def _open_parquet(source: TableSource) -> Table:

@@ -18,6 +18,7 @@ from bertsmith.tasks.entities import (
     OUTSIDE_TAG,
     compute_entity_scores,
     compute_type_scores,
+    has_end_or_single_tags,
     list_bio2_tags,
     to_bio2,
     to_inside_tag,
@@ -310,36 +311,44 @@ def to_unit_tags(
     examples: Sequence[TaggedSentence],
     alignments: Sequence[TokenAlignment],
     token_tags: Sequence[str],
+    kind: str,
 ) -> Iterator[list[str]]:
     """Convert the tags of predicted tokens to the tags of all units; yield those of each sentence.
 
-    If a token has several units, they continue the entity of its first unit. A unit without a token
-    continues an entity if the units before and after it belong to that entity; otherwise its tag is
-    O.
+    If a token has several units, they continue the entity of its first unit, or have its plain tag.
+    A unit without a token continues an entity if the units before and after it belong to that
+    entity; otherwise its tag is O. Tags in IOBES or BILOU are converted to BIO2, because the end of
+    an entity may be in the middle of a token's units.
 
     Args:
         examples: The sentences.
         alignments: The alignment of each sentence.
         token_tags: Tags of the predicted tokens of all sentences.
+        kind: "entities" or "tags".
     """
+    is_entities = kind == "entities"
     sentence_start = 0
     for example, alignment in zip(examples, alignments, strict=True):
         tags: list[str] = []
+        sentence_end = sentence_start + len(alignment.predicted_token_indices)
+        sentence_tags = token_tags[sentence_start:sentence_end]
+        if is_entities and has_end_or_single_tags(sentence_tags):
+            sentence_tags = to_bio2(sentence_tags)
         next_predictions = _find_next_predictions(alignment.unit_prediction_indices)
         for unit in range(len(example.unit_offsets)):
             index = alignment.unit_prediction_indices[unit]
             if index >= 0 and alignment.is_first_unit[unit]:
-                tags.append(token_tags[sentence_start + index])
+                tags.append(sentence_tags[index])
                 continue
             previous_tag = tags[-1] if tags else OUTSIDE_TAG
-            tag = to_inside_tag(previous_tag)
+            tag = to_inside_tag(previous_tag) if is_entities else previous_tag
             if index < 0:
                 next_index = next_predictions[unit]
-                next_tag = None if next_index < 0 else token_tags[sentence_start + next_index]
+                next_tag = None if next_index < 0 else sentence_tags[next_index]
                 if next_tag != tag:
                     tag = OUTSIDE_TAG
             tags.append(tag)
-        sentence_start += len(alignment.predicted_token_indices)
+        sentence_start = sentence_end
         yield tags
 
 
@@ -432,7 +441,8 @@ def _get_predicted_and_true_tags(
     logits = np.concatenate(outputs)
     token_tags = [head.labels[index] for index in logits.argmax(-1)]
     true_tags = [list(example.tags or ()) for example in examples]
-    return list(to_unit_tags(examples, inputs.decoding_data, token_tags)), true_tags
+    predicted = list(to_unit_tags(examples, inputs.decoding_data, token_tags, head.kind))
+    return predicted, true_tags
 
 
 def compute_class_report(

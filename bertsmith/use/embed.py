@@ -295,11 +295,7 @@ class Embedder:
             vectors: float32 [S, W], with or without the vectors of [CLS] and [SEP].
             is_truncated: Whether the ids were truncated.
         """
-        # Offsets in the result refer to the text without the prompt.
-        prompt_length = len(self.text_config.prompt)
-        offsets = [
-            (max(start - prompt_length, 0), max(end - prompt_length, 0)) for start, end in offsets
-        ]
+        offsets = self.text_config.restore_offsets(text, offsets, self.tokenizer)
         has_special_tokens = len(vectors) > len(ids)
         if has_special_tokens:
             ids = [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
@@ -331,8 +327,7 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word, and ``skip`` is False.
         """
-        ignore_case = self.tokenizer.lowercase
-        spans_by_text = find_word_in_texts(texts, word, ignore_case=ignore_case, skip=skip)
+        spans_by_text = find_word_in_texts(texts, word, ignore_case=self._ignores_case, skip=skip)
         items = list(spans_by_text.items())
         word_vectors: list[WordVector] = []
         # The vectors of all tokens of all texts could need gigabytes.
@@ -355,8 +350,7 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word.
         """
-        ignore_case = self.tokenizer.lowercase
-        spans_by_text = find_word_in_texts(texts, word, ignore_case=ignore_case, skip=False)
+        spans_by_text = find_word_in_texts(texts, word, ignore_case=self._ignores_case, skip=False)
         return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen)
 
     def resolve_settings(self, settings: VectorSettings) -> VectorSpec:
@@ -474,8 +468,12 @@ class Embedder:
 
     def count_word(self, texts: Sequence[str], word: str) -> int:
         """Count the occurrences of a word in texts, without running the model."""
-        ignore_case = self.tokenizer.lowercase
-        return sum(len(find_word(text, word, ignore_case=ignore_case)) for text in texts)
+        return sum(len(find_word(text, word, ignore_case=self._ignores_case)) for text in texts)
+
+    @property
+    def _ignores_case(self) -> bool:
+        """Whether the model reads lowercased text."""
+        return self.tokenizer.lowercase or self.text_config.lowercase
 
 
 def embed(

@@ -12,6 +12,7 @@ from bertsmith.tasks.families import get_family, get_task_settings, reject_unuse
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.use.model_setup import set_up_model
+from bertsmith.use.predict import reject_pairs_of_single_text_model
 
 #: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
 _EVALUATION_FIELDS = (
@@ -59,6 +60,7 @@ def evaluate(
     bundle = set_up_model(bundle, fast=fast)
     file, skip_invalid = _find_heldout_file(Path(data), bundle)
     reject_unused_fields(bundle.head.kind, changes, [file])
+    reject_pairs_of_single_text_model(bundle, changes)
     task = get_task_settings(bundle, {"skip_invalid": skip_invalid, **changes})
     if task.null_threshold is None:
         # A model fine-tuned without unanswerable questions has no threshold, and always predicts a

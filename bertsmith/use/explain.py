@@ -108,7 +108,9 @@ def encode_text_or_pair(
             raise InputError(f"the {name} is empty; expected at least one word")
     max_positions = bundle.config.max_positions
     num_special_tokens = 1 + len(encoded)  # [CLS], and [SEP] after each text
-    max_tokens = min(max_seqlen or max_positions, max_positions) - num_special_tokens
+    if max_seqlen is None:
+        max_seqlen = max_positions
+    max_tokens = min(max_seqlen, max_positions) - num_special_tokens
     if max_tokens < len(encoded):
         raise InputError(
             f"max_seqlen {max_seqlen} is too small for one token of each text; increase max_seqlen"

@@ -1,6 +1,11 @@
 """Find nearest neighbors by cosine similarity: approximately with an HNSW graph, or exactly.
 
 In shapes, n is the number of vectors and W their width.
+
+The graph stores the direction of each vector in 8 bits per number. Vectors that are equal there,
+such as those of blank lines, would be each other's only neighbors in the graph, and a search could
+not reach the others. So the graph contains only the first row of equal vectors, and a file lists
+the other rows.
 """
 
 import errno
@@ -13,9 +18,13 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import InputError, require_extra
 from bertsmith.progress import Progress
+from bertsmith.splitmix64 import INCREMENT, UInt64Array, mix
 from bertsmith.use.token_vectors import Floats
 
 VECTORS_FILE, GRAPH_FILE = "vectors.npy", "graph.usearch"
+#: int64 [2, m], sorted: the rows in the graph, and the m other rows with equal vectors. The file is
+#: absent if all vectors are distinct, or if an earlier version added all rows to the graph.
+DUPLICATES_FILE = "duplicates.npy"
 #: Number of vectors read at once.
 _ROWS_PER_CHUNK = 2**14
 #: The graph search returns this many candidates per requested neighbor. It uses 8-bit vectors, so
@@ -58,16 +67,58 @@ def create_damaged_index_error(path: Path, problem: str) -> InputError:
 
 
 def build_graph(folder: Path, progress: Progress) -> None:
-    """Build the HNSW graph of the vectors in a directory, and write it to this directory."""
+    """Build the HNSW graph of the vectors in a directory, and write it to this directory.
+
+    If vectors are equal in the graph, their rows are written too.
+    """
     vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
     graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
     progress.start("indexing", len(vectors), "vectors")
+    duplicates = _find_duplicates(vectors)
+    is_first = np.ones(len(vectors), bool)
+    is_first[duplicates[1]] = False
     for start in range(0, len(vectors), _ROWS_PER_CHUNK):
         chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
-        graph.add(np.arange(start, start + len(chunk)), chunk / _compute_norms(chunk)[:, None])
+        chunk_is_first = is_first[start : start + len(chunk)]
+        graph.add(start + np.flatnonzero(chunk_is_first), _normalize(chunk[chunk_is_first]))
         progress.advance(len(chunk))
     progress.finish()
+    (folder / DUPLICATES_FILE).unlink(missing_ok=True)
+    if duplicates.size:
+        np.save(folder / DUPLICATES_FILE, duplicates)
     _save_graph(graph, folder / GRAPH_FILE)
+
+
+def _find_duplicates(vectors: Floats) -> NDArray[np.int64]:
+    """Find the rows of vectors that are equal in the graph to the vector of an earlier row.
+
+    Returns:
+        int64 [2, m]: for each of the m rows, the first row with the same vector, and the row. The
+        columns are in ascending order.
+    """
+    hashes = np.empty(len(vectors), np.uint64)
+    for start in range(0, len(vectors), _ROWS_PER_CHUNK):
+        chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
+        hashes[start : start + len(chunk)] = _hash_directions(chunk)
+    order = np.argsort(hashes, kind="stable")
+    sorted_hashes = hashes[order]
+    starts_group = np.append(True, sorted_hashes[1:] != sorted_hashes[:-1])[: len(order)]
+    is_duplicate = ~starts_group
+    first_rows = order[starts_group][np.cumsum(starts_group)[is_duplicate] - 1]
+    duplicates = np.stack([first_rows, order[is_duplicate]]).astype(np.int64)
+    return duplicates[:, np.lexsort(duplicates[::-1])]
+
+
+def _hash_directions(vectors: Floats) -> UInt64Array:
+    """Return a hash of each vector as the graph stores it: [n, W] -> [n]."""
+    width = vectors.shape[1]
+    codes = np.zeros((len(vectors), -(-width // 8) * 8), np.int8)
+    # usearch truncates in the same way.
+    codes[:, :width] = _normalize(vectors) * 127
+    words = codes.view(np.uint64)
+    # Different keys of the columns make the hash depend on the order of the words.
+    words += np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(INCREMENT)
+    return mix(mix(words).sum(axis=1, dtype=np.uint64))
 
 
 def _save_graph(graph: Any, path: Path) -> None:
@@ -92,6 +143,9 @@ class VectorIndex:
         self.vectors: Floats = memory_map_array(folder / VECTORS_FILE)
         self._graph_path = folder / GRAPH_FILE
         self._graph: Any = None
+        self._duplicates = np.empty((2, 0), np.int64)
+        if (folder / DUPLICATES_FILE).exists():
+            self._duplicates = memory_map_array(folder / DUPLICATES_FILE)
 
     def search(self, query: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
         """Find the vectors with the highest cosine similarity to a query.
@@ -115,7 +169,7 @@ class VectorIndex:
         return [(int(rows[index]), float(similarities[index])) for index in order]
 
     def _search_graph(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
-        """Return the rows of the candidates from the graph, in ascending order."""
+        """Return the rows with the highest similarities among the candidates from the graph."""
         if self._graph is None:
             library = import_usearch()
             try:
@@ -124,7 +178,23 @@ class VectorIndex:
                 raise create_damaged_index_error(self._graph_path, str(error)) from None
         num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
-        return np.sort(self._graph.search(unit_query, num_candidates).keys.astype(np.int64))
+        candidates = self._graph.search(unit_query, num_candidates).keys.astype(np.int64)
+        similarities = _compute_cosine_similarities(
+            np.asarray(self.vectors[candidates]), unit_query
+        )
+        rows: list[int] = []
+        for row in candidates[np.lexsort((candidates, -similarities))].tolist():
+            rows += [row, *self._get_duplicates(row, top - 1)]
+            if len(rows) >= top:
+                break
+        return np.asarray(rows, np.int64)
+
+    def _get_duplicates(self, row: int, limit: int) -> list[int]:
+        """Return the first rows with the same vector as a row in the graph, at most ``limit``."""
+        first_rows, other_rows = self._duplicates
+        start, end = np.searchsorted(first_rows, [row, row + 1])
+        rows: list[int] = other_rows[start : min(end, start + limit)].tolist()
+        return rows
 
     def _search_all(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
         """Return the rows with the highest similarities, reading the vectors in chunks."""
@@ -143,6 +213,12 @@ def _compute_cosine_similarities(vectors: Floats, unit_query: Floats) -> Floats:
     """Return the similarity of each vector to the query: [n, W], [W] -> [n]."""
     similarities: Floats = (vectors @ unit_query) / _compute_norms(vectors)
     return similarities
+
+
+def _normalize(vectors: Floats) -> Floats:
+    """Return the vectors with length 1: [n, W] -> [n, W]."""
+    unit_vectors: Floats = vectors / _compute_norms(vectors)[:, None]
+    return unit_vectors
 
 
 def _compute_norms(vectors: Floats) -> Floats:

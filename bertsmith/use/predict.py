@@ -1,16 +1,18 @@
 """Classification and regression of texts and text pairs with a fine-tuned model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
+from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import TextExample, encode_examples
-from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.families import get_family_name, get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.inputs import check_is_text_list, chunked
@@ -135,3 +137,24 @@ def compute_probabilities(logits: NDArray[np.float64], kind: TaskKind) -> NDArra
         return np.asarray(1 / (1 + np.exp(-logits)))
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+
+def is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:
+    """Return whether the model records that its training examples were single texts."""
+    task = get_recorded_task(bundle.info)
+    return bool(task) and not task.get("pair_column")
+
+
+def reject_pairs_of_single_text_model(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
+    """Raise InputError if a column of second texts is given for a model of single texts.
+
+    Args:
+        bundle: The model.
+        columns: The fields of ``TaskSettings`` that the user has set.
+    """
+    is_classifier = get_family_name(bundle.head.kind) == "classify"
+    if columns.get("pair_column") and is_classifier and is_trained_on_single_texts(bundle):
+        raise InputError(
+            f"--pair {columns['pair_column']}: {bundle.path} was fine-tuned on single texts; "
+            "omit --pair"
+        )

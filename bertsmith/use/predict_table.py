@@ -21,18 +21,18 @@ from bertsmith.tasks.conll import ROW_FORMATS, get_word_column
 from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
-from bertsmith.tasks.questions import has_question_rows, read_squad_rows
+from bertsmith.tasks.questions import open_question_json, read_squad_rows
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     Table,
     TableSource,
     get_text,
-    has_column,
     open_table,
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
 from bertsmith.use.inputs import chunked
+from bertsmith.use.predict import is_trained_on_single_texts, reject_pairs_of_single_text_model
 from bertsmith.use.predict_lines import InvalidLines, predict_inputs, predict_lines
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
@@ -128,7 +128,8 @@ def predict_table(
         out_format = get_output_format(out)
     progress = progress or NullProgress()
     counts = TableCounts()
-    _check_column_options(bundle, columns or {})
+    reject_unused_fields(bundle.head.kind, columns or {}, [])
+    reject_pairs_of_single_text_model(bundle, columns or {})
     task = get_task_settings(bundle, columns)
     with _open_input(bundle, source) as table:
         counts.notes += table.notes
@@ -136,9 +137,12 @@ def predict_table(
             text_column = get_word_column(task.text_column)
             task = task.model_copy(update={"text_column": text_column})
         out_format = out_format or table.format
-        input_columns, first_row, rows = find_columns(table, source)
-        if first_row is not None:
-            _check_columns_exist(bundle, task, first_row, source)
+        options = _get_column_options(bundle, task)
+        input_columns, missing, rows = find_columns(table, source, options)
+        if missing:
+            raise _create_missing_column_error(
+                bundle, missing[0], options[missing[0]], input_columns, source
+            )
         names, notes = choose_column_names(
             list(_ADDED_COLUMNS[bundle.head.kind]), input_columns, source.path
         )
@@ -196,7 +200,7 @@ def predict_lines_to_table(
     is_delimited = out_format in ("csv", "tsv")
     counts = TableCounts(added_columns=list(_ADDED_COLUMNS[kind]), unit="line")
     input_columns = dict(_LINE_COLUMNS[kind])
-    if _is_trained_on_single_texts(bundle):
+    if is_trained_on_single_texts(bundle):
         input_columns.pop("pair", None)
     types = input_columns | _ADDED_COLUMNS[kind]
     layout = TableLayout(out_format, list(types), types=types)
@@ -222,35 +226,18 @@ def predict_lines_to_table(
     return counts
 
 
-def _is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:
-    """Return whether the model records that its training examples were single texts."""
-    task = get_recorded_task(bundle.info)
-    return bool(task) and not task.get("pair_column")
-
-
-def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
-    """Raise BertsmithError if the user names a column that the model does not use."""
-    reject_unused_fields(bundle.head.kind, columns, [])
-    if (
-        columns.get("pair_column")
-        and _is_trained_on_single_texts(bundle)
-        and get_family_name(bundle.head.kind) == "classify"
-    ):
-        raise InputError(
-            f"--pair {columns['pair_column']}: {bundle.path} was fine-tuned on single texts; "
-            "omit --pair"
-        )
-
-
 @contextmanager
 def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
     """Open a table. For question answering, a SQuAD file is opened as a table of questions."""
-    is_json = detect_table_format(source.path) == "json" and source.format in (None, "json")
-    if bundle.head.kind == "span" and is_json and not has_question_rows(source.path):
-        squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
-        rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
-        yield Table(rows, "json", ["id", "question", "context"])
-        return
+    is_json = (source.format or detect_table_format(source.path)) == "json"
+    if bundle.head.kind == "span" and is_json:
+        has_rows, stream = open_question_json(source.path, source.stream)
+        source = replace(source, stream=stream)
+        if not has_rows:
+            squad_rows = read_squad_rows(source.path, source.encoding, stream)
+            rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
+            yield Table(rows, "json", ["id", "question", "context"])
+            return
     with open_table(source) as table:
         yield table
 
@@ -259,33 +246,35 @@ def _get_question_cells(row: Row) -> dict[str, Any]:
     return {name: row.cells.get(name) for name in ("id", "question", "context")}
 
 
-def _check_columns_exist(
-    bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
-) -> None:
-    """Raise TaskError if the table lacks a column that the model reads."""
+def _get_column_options(bundle: FineTunedBundle, task: TaskSettings) -> dict[str, str]:
+    """Return the columns that the model reads, and for each the option that names it."""
+    if bundle.head.kind == "choice" and not task.ending_columns:
+        raise InputError(
+            "the model does not record the columns of the endings; give --endings A,B,…"
+        )
+    options = {task.text_column: "--text"}
+    if task.pair_column:
+        options.setdefault(task.pair_column, "--pair")
+    if bundle.head.kind == "choice":
+        for name in task.ending_columns:
+            options.setdefault(name, "--endings")
+    return options
+
+
+def _create_missing_column_error(
+    bundle: FineTunedBundle, name: str, option: str, columns: Sequence[str], source: TableSource
+) -> TaskError:
+    """Return the error for a table without a column that the model reads."""
     recorded = get_recorded_task(bundle.info)
     recorded_columns = {
         recorded.get("text_column"), recorded.get("pair_column"),
         *recorded.get("ending_columns", []),
     }  # fmt: skip
-    options = {
-        "--text": [task.text_column],
-        "--pair": [task.pair_column] if task.pair_column else [],
-    }
-    if bundle.head.kind == "choice":
-        options["--endings"] = task.ending_columns
-        if not task.ending_columns:
-            raise InputError(
-                "the model does not record the columns of the endings; give --endings A,B,…"
-            )
-    for option, names in options.items():
-        for name in names:
-            if not has_column(row, name):
-                origin = " (as in its training table)" if name in recorded_columns else ""
-                raise TaskError(
-                    f"{source.path}: the model reads the column {name!r}{origin}, but the columns "
-                    f"are {', '.join(map(repr, row.cells))}; name the column with {option}"
-                )
+    origin = " (as in its training table)" if name in recorded_columns else ""
+    return TaskError(
+        f"{source.path}: the model reads the column {name!r}{origin}, but the columns are "
+        f"{', '.join(map(repr, columns))}; name the column with {option}"
+    )
 
 
 def _create_output_layout(

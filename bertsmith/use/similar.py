@@ -87,6 +87,11 @@ def similar(
         )
     occurrences = embedder.encode_word(texts, word, **settings)
     if not occurrences:
+        if num_occurrences:
+            raise InputError(
+                f"the word {word!r} occurs only beyond the model's limit of {embedder.max_seqlen} "
+                "tokens; shorten the texts"
+            )
         problem = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
         raise InputError(f"the word {word!r} is {problem}; give a text that contains it")
     distances = cosine_distances(np.stack([occurrence.vector for occurrence in occurrences]))

@@ -1,6 +1,6 @@
 """Read tables row by row: find their columns, and the texts to embed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ from bertsmith.tasks.tables import (
     Table,
     TableSource,
     get_cell,
+    has_column,
     open_table,
     reject_lone_surrogates,
 )
@@ -57,38 +58,52 @@ def _get_text(row: Row, column: str) -> str:
     return value
 
 
-def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | None, Iterator[Row]]:
+def find_columns(
+    table: Table, source: TableSource, names: Iterable[str] = ()
+) -> tuple[list[str], list[str], Iterator[Row]]:
     """Find the columns of a table.
 
     JSON rows may have different keys. A JSON file is therefore read twice, first to find all keys.
     A stream cannot be read twice, so only the keys in its first rows are allowed.
 
+    Args:
+        table: The open table.
+        source: The file or stream of the table.
+        names: Columns or nested keys that the caller reads.
+
     Returns:
-        The column names; the first readable row, or a row with empty cells if the format names the
-        columns, or None if there is no readable row; and all rows.
+        The column names; those of ``names`` that no readable row has, none if no row is readable;
+        and all rows.
 
     Raises:
-        TaskError: A row of a stream has a key that does not occur in the first rows; raised when
-            this row is read.
+        TaskError: CSV, TSV or Parquet has no column. Or a row of a stream has a key that does not
+            occur in the first rows; raised when this row is read.
     """
     if table.columns is not None:
-        # The columns are known without reading a row, so a row with empty cells is returned.
-        empty_row = Row(f"{source.path}", dict.fromkeys(table.columns, ""))
-        return table.columns, empty_row, table.rows
+        if not table.columns:
+            raise TaskError(f"{source.path}: this table is empty; expected at least one row")
+        # The columns are known without reading a row.
+        row = Row(f"{source.path}", dict.fromkeys(table.columns, ""))
+        return table.columns, _find_keys([row], names)[1], table.rows
     if source.stream is None:
-        columns: dict[str, None] = {}
-        first_row = None
         with open_table(source) as same_table:
-            for row in same_table.rows:
-                columns.update(dict.fromkeys(row.cells))
-                if first_row is None and not row.error:
-                    first_row = row
-        return list(columns), first_row, table.rows
+            return *_find_keys(same_table.rows, names), table.rows
     head = next(chunked(table.rows, _HEAD_SIZE), [])
-    columns = {name: None for row in head for name in row.cells}
-    first_row = next((row for row in head if not row.error), None)
-    later_rows = _reject_new_keys(table.rows, columns)
-    return list(columns), first_row, chain(head, later_rows)
+    columns, missing = _find_keys(head, names)
+    later_rows = _reject_new_keys(table.rows, dict.fromkeys(columns))
+    return columns, missing, chain(head, later_rows)
+
+
+def _find_keys(rows: Iterable[Row], names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the keys of all rows, and those of ``names`` that no readable row has."""
+    columns: dict[str, None] = {}
+    missing = list(names)
+    has_readable_row = False
+    for row in rows:
+        columns.update(dict.fromkeys(row.cells))
+        has_readable_row = has_readable_row or not row.error
+        missing = [name for name in missing if not has_column(row, name)]
+    return list(columns), missing if has_readable_row else []
 
 
 def _reject_new_keys(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from bertsmith.errors import InputError, require_extra
 from bertsmith.files import atomic_file, dump_json
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES, compress
 
 #: The cells of a row by column name.
@@ -129,7 +131,7 @@ def open_row_writer(
     with open_text_output(out, encoding) as write:
         text_writer: RowWriter
         if layout.format in ("csv", "tsv"):
-            text_writer = _DelimitedWriter(write, layout)
+            text_writer = _DelimitedWriter(write, layout, is_file=isinstance(out, Path))
         else:
             text_writer = _JsonWriter(write, is_array=layout.format == "json")
         yield text_writer
@@ -152,11 +154,41 @@ def check_tsv_cell(cell: str, delimiter: str = TAB) -> None:
         )
 
 
+def _create_surrogate_error(
+    format_name: str, columns: Sequence[str], cells: Sequence[Any]
+) -> InputError:
+    """Return the error for the first cell that has a lone surrogate.
+
+    Args:
+        format_name: The format that cannot hold it.
+        columns: The name of the column of each cell.
+        cells: The cells, of which at least one has a lone surrogate.
+    """
+    texts = (
+        cell if isinstance(cell, str) else json.dumps(to_json_value(cell), ensure_ascii=False)
+        for cell in cells
+    )
+    column, text = next(
+        item for item in zip(columns, texts, strict=True) if has_surrogates(item[1])
+    )
+    surrogate = next(re.finditer("[\ud800-\udfff]", text))
+    # 30 characters before the surrogate, and 30 after it.
+    excerpt = ascii(text[max(surrogate.start() - 30, 0) : surrogate.end() + 30])
+    return InputError(
+        f"{format_name} cannot hold a lone surrogate (half of a character), as in the column "
+        f"{column!r}: {excerpt}; correct it, or write .jsonl instead"
+    )
+
+
 class _DelimitedWriter:
     """Writes CSV with quotes where necessary, or TSV without quotes."""
 
-    def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
+    def __init__(
+        self, write: Callable[[str], object], layout: TableLayout, *, is_file: bool
+    ) -> None:
         self._write = write
+        #: Whether the text is encoded. The standard output escapes surrogates.
+        self._is_file = is_file
         self._columns = layout.columns
         self._dialect = layout.dialect or (TSV if layout.format == "tsv" else CSV)
         # The writer quotes the characters of the line ending, and readers end lines at both.
@@ -178,7 +210,9 @@ class _DelimitedWriter:
         self._write(text.removesuffix("\r\n") + self._dialect.newline)
 
     def _write_cells(self, cells: list[str]) -> None:
-        """Write a row, or raise InputError if a cell cannot be written as TSV."""
+        """Write a row; raise InputError if a cell cannot be written."""
+        if self._is_file and has_surrogates("".join(cells)):
+            raise _create_surrogate_error("CSV and TSV", self._columns, cells)
         if self._dialect.has_quotes:
             self._csv_writer.writerow(cells)
             return
@@ -231,8 +265,8 @@ def to_json_line(value: Any) -> str:
         text = dump_json(to_json_value(value))
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate cannot be encoded as UTF-8. json.dumps escapes it.
-        return json.dumps(to_json_value(value))
+        # A lone surrogate cannot be encoded as UTF-8, but as an ASCII escape.
+        return dump_json(to_json_value(value), ensure_ascii=True)
     return text
 
 
@@ -288,9 +322,11 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
     """Convert rows to a pyarrow table.
 
     Raises:
-        InputError: The values of a column have no common type.
+        InputError: The values of a column have no common type, or a lone surrogate.
     """
     pa = import_pyarrow()
+    if has_surrogates("".join(layout.columns)):
+        raise _create_surrogate_error("Parquet", layout.columns, layout.columns)
     columns = {}
     for name in layout.columns:
         column_type = None
@@ -305,6 +341,8 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
             raise InputError(
                 f"Parquet cannot hold the column {name!r}: {error}; write .jsonl instead"
             ) from None
+        except UnicodeEncodeError:
+            raise _create_surrogate_error("Parquet", [name] * len(values), values) from None
     return pa.table(columns)
 
 
@@ -343,6 +381,8 @@ class ParquetRowWriter:
         #: Column types that fit all parts.
         self._schema: Any = None
         self._folder = path.with_name(f"{path.name}.parts")
+        # A killed process with the same id, as in containers, leaves its folder.
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:

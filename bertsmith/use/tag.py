@@ -2,11 +2,9 @@
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tag
 from bertsmith.use.inputs import MAX_CHUNK_CHARACTERS, chunked
 from bertsmith.use.model_setup import resolve_task_model
 from bertsmith.use.predict import compute_probabilities
+from bertsmith.use.word_boundaries import is_mark_or_joiner
 
 #: Maximum number of texts encoded together, so that sequences of similar length share a batch.
 _CHUNK_SIZE = 512
@@ -48,8 +47,6 @@ _SINGLE_PATTERN = re.compile(
     "[\u3005-\u3007\u3041-\u3096\u309b-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
-#: Zero-width non-joiner and joiner, which occur inside of words, for example in Persian and Hindi.
-_JOINERS: Final = "\u200c\u200d"
 
 
 @dataclass(frozen=True)
@@ -227,8 +224,7 @@ def _mark_words(text: str) -> str:
         return text
     characters = list(_SINGLE_PATTERN.sub(_SINGLE, text))
     for index, character in enumerate(text):
-        is_mark = unicodedata.category(character).startswith("M") or character in _JOINERS
-        if not is_mark or not index:
+        if not index or not is_mark_or_joiner(character):
             continue
         previous = characters[index - 1]
         if previous in (_SINGLE, _SINGLE_MARK):
@@ -270,7 +266,7 @@ def _predict_tags(
     # Index of the sentence's first token among the predicted tokens of all sentences.
     first_token = 0
     alignments: list[TokenAlignment] = inputs.decoding_data
-    unit_tags = to_unit_tags(examples, alignments, token_tags)
+    unit_tags = to_unit_tags(examples, alignments, token_tags, bundle.head.kind)
     for example, alignment, tags in zip(examples, alignments, unit_tags, strict=True):
         unit_probabilities = [
             float(token_probabilities[first_token + index]) if index >= 0 else float("nan")

@@ -21,6 +21,7 @@ from bertsmith.tasks.conll import (
     read_raw_sentences,
     read_row_sentences,
 )
+from bertsmith.tasks.conllu import has_conllu_suffix
 from bertsmith.tasks.families import get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
@@ -129,6 +130,14 @@ def _get_output_format(out: Path, in_format: str) -> str:
         raise InputError(
             f"{out}: CSV cannot hold sentences; expected a name that ends in .txt, .conll, "
             ".conllu, .tsv, .jsonl, .json or .parquet"
+        )
+    if out_format not in ROW_FORMATS and has_conllu_suffix(out) != (in_format == "conllu"):
+        name, suffixes = "CoNLL", ".txt, .conll, .tsv"
+        if in_format == "conllu":
+            name, suffixes = "CoNLL-U", ".conllu"
+        raise InputError(
+            f"{out}: the input is {name}, whose lines are written in the same format; expected a "
+            f"name that ends in {suffixes}, .jsonl, .json or .parquet"
         )
     return out_format
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import InputError
 from bertsmith.use.inputs import check_is_text_list
+from bertsmith.use.word_boundaries import is_followed_by_mark, is_inside_word
 
 Floats = NDArray[np.float32]
 
@@ -64,16 +65,23 @@ class WordVector:
 
 
 def find_word(text: str, word: str, *, ignore_case: bool) -> list[tuple[int, int]]:
-    """Return the range [start, end) of the characters of each occurrence of a word."""
+    """Return the range [start, end) of the characters of each occurrence of a word.
+
+    If the word occurs only as the beginning of longer words, these count as occurrences.
+    """
     word = word.strip()
     if not word:
         return []
     flags = re.IGNORECASE if ignore_case else 0
     prefix_pattern = rf"(?<!\w){re.escape(word)}"
-    word_pattern = rf"{prefix_pattern}(?!\w)"
-    spans = [match.span() for match in re.finditer(word_pattern, text, flags)]
-    if not spans:
-        spans = [match.span() for match in re.finditer(prefix_pattern, text, flags)]
+    spans: list[tuple[int, int]] = []
+    for pattern, is_prefix in ((rf"{prefix_pattern}(?!\w)", False), (prefix_pattern, True)):
+        spans = spans or [
+            match.span()
+            for match in re.finditer(pattern, text, flags)
+            if not is_inside_word(text, match.start())
+            and not is_followed_by_mark(text, match.end(), accents_only=is_prefix)
+        ]
     return spans
 
 

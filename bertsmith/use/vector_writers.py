@@ -16,7 +16,12 @@ import numpy as np
 from bertsmith.errors import InputError
 from bertsmith.files import dump_json, sync, write_json
 from bertsmith.progress import Progress
-from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, build_graph
+from bertsmith.use.nearest_neighbors import (
+    DUPLICATES_FILE,
+    GRAPH_FILE,
+    VECTORS_FILE,
+    build_graph,
+)
 from bertsmith.use.table_output import (
     Cells,
     TableLayout,
@@ -377,8 +382,9 @@ class IndexWriter:
         np.save(self._path / OFFSETS_FILE, np.append(0, np.cumsum(line_sizes)))
         build_graph(self._path, progress)
         write_json(self._path / MANIFEST_FILE, self._manifest)
-        for name in (OFFSETS_FILE, GRAPH_FILE):
-            sync(self._path / name)
+        for name in (OFFSETS_FILE, GRAPH_FILE, DUPLICATES_FILE):
+            if (self._path / name).exists():
+                sync(self._path / name)
 
     def close(self) -> None:
         """Close the files."""

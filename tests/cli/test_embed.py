@@ -461,6 +461,11 @@ def test_embed_reads_a_table_column(run_cli: RunCli, model: Path, tmp_path: Path
     completed = run_cli("embed", model, table)
     assert completed.status == 2
     assert "no column 'text'; the columns are 'id', 'review'" in completed.err
+    json_file = tmp_path / "rows.jsonl"
+    json_file.write_text('{"id": 1}\n{"text": "ferry"}\n')
+    completed = run_cli("embed", model, json_file)
+    assert completed.status == 2
+    assert "rows.jsonl, line 1: there is no column 'text'; the columns are 'id'" in completed.err
 
 
 @pytest.mark.parametrize(

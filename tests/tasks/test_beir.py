@@ -101,9 +101,19 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
         ({"judgments": [("q9", "d1", 1)]}, "the query 'q9' is not in the file of queries"),
         ({"judgments": [("q1", "d1", 0)]}, "no query has a relevant document"),
         ({"judgments": [("q1", "d1", "x")]}, "line 2: the score is 'x'; expected a number"),
+        ({"judgments": [("q1", "d1", "inf")]}, "line 2: the score is 'inf'; expected a number"),
+        ({"judgments": [("q1", "d1", "nan")]}, "line 2: the score is 'nan'; expected a number"),
         ({"corpus": [CORPUS[0], CORPUS[0]]}, "corpus.jsonl, line 2: the _id 'd1' occurs twice"),
         ({"corpus": [{"text": "a"}]}, "corpus.jsonl, line 1: there is no _id"),
         ({"queries": [{"_id": "q1"}]}, "queries.jsonl, line 1: the text is None"),
+        (
+            {"queries": [{"_id": "q1", "text": "a\ud800"}]},
+            "queries.jsonl, line 1: a lone surrogate (half of a character) in column 'text'; corr",
+        ),
+        (
+            {"corpus": [{"_id": "d1", "title": "\ud800", "text": "a"}]},
+            "corpus.jsonl, line 1: a lone surrogate (half of a character) in column 'title'",
+        ),
     ],
 )
 def test_invalid_files_are_errors(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -244,14 +244,19 @@ def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> No
         read_examples(tmp_path / "a.csv", TaskSettings(skip_invalid=True))
 
 
-def test_missing_json_key_is_skipped_after_the_first_row(tmp_path: Path) -> None:
-    """A first row without the key means that the settings are wrong, which is an error."""
+def test_json_row_without_the_key_is_invalid(tmp_path: Path) -> None:
+    """A row without the key can be skipped, also the first one, unless all rows lack it."""
     good, bad = '{"text": "red", "label": 1}\n', '{"text": "red"}\n'
     (tmp_path / "a.jsonl").write_text("oops\n" + good + bad + good)
     (tmp_path / "b.jsonl").write_text("oops\n" + bad + good)
     examples, counts = read_examples(tmp_path / "a.jsonl", TaskSettings(skip_invalid=True))
     assert (len(examples), counts.skipped["there is no column 'label'"]) == (2, 1)
-    with pytest.raises(TaskError, match=r"b\.jsonl, line 2: there is no column 'label'"):
+    examples, counts = read_examples(tmp_path / "b.jsonl", TaskSettings(skip_invalid=True))
+    assert (len(examples), counts.skipped["there is no column 'label'"]) == (1, 1)
+    (tmp_path / "b.jsonl").write_text("oops\n" + bad + bad)
+    with pytest.raises(
+        TaskError, match=r"skipped \(3\), such as .*b\.jsonl, line 2: there is no column 'label'; "
+    ):
         read_examples(tmp_path / "b.jsonl", TaskSettings(skip_invalid=True))
     (tmp_path / "a.jsonl").write_text(good + bad)
     with pytest.raises(

@@ -163,7 +163,7 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
             inputs = encode_examples([document], tokenizer, HEAD, sentence_task, ExampleCounts())
             alignments = inputs.decoding_data
             token_tags = ["O"] * len(alignments[0].predicted_token_indices)
-            list(to_unit_tags([document], alignments, token_tags))
+            list(to_unit_tags([document], alignments, token_tags, "entities"))
             durations.append(time.process_time() - start)
         return min(durations)
 
@@ -207,7 +207,7 @@ def test_character_macro_f1_equals_klue(tokenizer: Tokenizer) -> None:
             for indices in inputs.token_indices or ()
         ]
         token_tags = [labels[index] for index in np.concatenate(outputs).argmax(-1)]
-        (predicted,) = to_unit_tags([example], inputs.decoding_data, token_tags)
+        (predicted,) = to_unit_tags([example], inputs.decoding_data, token_tags, "entities")
         scores = compute_metrics(outputs, inputs, [example], head, task)
         expected = f1_score(tags, predicted, labels=labels, average="macro", zero_division=1)
         assert scores["char_macro_f1"] == pytest.approx(float(expected))

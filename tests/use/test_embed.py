@@ -1,6 +1,8 @@
 """Vectors of texts, tokens and words equal those of transformers; the fast mode is similar."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from transformers import AutoModel, AutoTokenizer
 
 from bertsmith.bundle import load_encoder
 from bertsmith.errors import InputError, ModelError, SettingsError
+from bertsmith.interop.sentence_transformers.pooling import PoolingConfig
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_vnni
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 from bertsmith.model.packed import PackedBatch
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder, embed
 from bertsmith.use.quantization import quantize
 from bertsmith.use.token_vectors import Floats
@@ -243,6 +247,34 @@ def test_tokens_match_their_offsets(embedder: Embedder) -> None:
     without_special = embedder.encode_tokens([TEXTS[1]], include_special_tokens=False)[0]
     assert without_special.ids == text.ids[1:-1]
     np.testing.assert_allclose(without_special.vectors, text.vectors[1:-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", ["", "İİ: "])
+def test_lowercasing_does_not_change_offsets(embedder: Embedder, prompt: str) -> None:
+    """If a model lowercases before a cased tokenizer, "İ" is two characters of one source.
+
+    Words are found in any case.
+    """
+    text = "İİİ Hammer, the weight"
+    lowercasing = copy.copy(embedder)
+    lowercasing.tokenizer = Tokenizer(replace(embedder.tokenizer.spec, lowercase=False))
+    lowercasing.text_config = PoolingConfig(
+        lowercase=True, prompts={"p": prompt}, default_prompt_name="p"
+    )
+    [tokens] = lowercasing.encode_tokens([text], include_special_tokens=False)
+    surfaces = [
+        (token, text[start:end].lower())
+        for token, (start, end) in zip(tokens.tokens, tokens.offsets, strict=True)
+    ]
+    for token, surface in surfaces:
+        assert token == "[UNK]" or token.removeprefix("##") == surface or surface in ("i̇", "")
+    assert tokens.offsets[-1][1] == len(text)
+    [word] = lowercasing.encode_word([text], "hammer")
+    assert text[word.start : word.end] == "Hammer"
+    inside = [index for index, (start, end) in enumerate(tokens.offsets) if start < 10 and end > 4]
+    expected = tokens.vectors[inside].mean(0)
+    np.testing.assert_allclose(word.vector, expected, rtol=0, atol=1e-5)
+    assert lowercasing.count_word([text], "HAMMER") == 1
 
 
 def test_words_of_many_texts_are_computed_in_parts(

@@ -116,5 +116,7 @@ def test_empty_texts_and_small_lengths_are_errors(pretrained: bundle.PretrainedB
         attention(pretrained, " \t")
     with pytest.raises(InputError, match="the second text is empty"):
         attention(pretrained, "iron", "")
-    with pytest.raises(InputError, match="too small for one token of each"):
-        attention(pretrained, "iron", "water", max_seqlen=4)
+    for max_seqlen in (0, 4):
+        message = f"max_seqlen {max_seqlen} is too small for one token of each"
+        with pytest.raises(InputError, match=message):
+            attention(pretrained, "iron", "water", max_seqlen=max_seqlen)

@@ -4,6 +4,8 @@ import csv
 import gzip
 import io
 import json
+import os
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +21,7 @@ from bertsmith.tasks.delimited import Dialect
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
+from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_table import predict_lines_to_table, predict_table
 from bertsmith.use.table_output import TableLayout, open_row_writer
@@ -232,8 +235,46 @@ def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) ->
     assert [row["label"] for row in (rows[0], rows[2])] == expected
 
 
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_empty_csv_is_an_error(
+    bundle: FineTunedBundle, tmp_path: Path, has_header: bool, content: str
+) -> None:
+    """The error for a CSV file without a row is not about the name of a column."""
+    (tmp_path / "in.csv").write_text(content)
+    source = TableSource(tmp_path / "in.csv", has_header=has_header)
+    with pytest.raises(TaskError, match=r"in\.csv: this table is empty; expected at least one row"):
+        predict_table(bundle, source, tmp_path / "out.csv")
+
+
+def test_first_json_row_without_the_column_is_invalid(
+    bundle: FineTunedBundle, tmp_path: Path
+) -> None:
+    """The columns are those of all rows. A row without the column can be skipped, also the first.
+
+    The error for a table without the column lists its columns.
+    """
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n{"id": 2, "review": "iron"}\n')
+    source, out = TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    with pytest.raises(TaskError, match=r"line 1: there is no column 'review'; .*--skip-invalid"):
+        predict_table(bundle, source, out)
+    stream = io.BytesIO((tmp_path / "in.jsonl").read_bytes())
+    for name, some_source in (("a", source), ("b", replace(source, stream=stream, format="jsonl"))):
+        out = tmp_path / f"{name}.jsonl"
+        counts = predict_table(bundle, some_source, out, skip_invalid=True)
+        assert (counts.num_rows, counts.num_without_prediction) == (2, 1)
+        labels = [json.loads(line)["label"] for line in out.read_text().splitlines()]
+        assert labels == [None, predict_labels(bundle, ["iron"])[0][0]]
+    message = r"reads the column 'x', but the columns are 'id', 'review'; name .* --text"
+    with pytest.raises(TaskError, match=message):
+        predict_table(bundle, source, tmp_path / "c.jsonl", columns={"text_column": "x"})
+
+
 def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """Invalid columns and output files are errors, and no file is written."""
+    """Invalid columns and output files are errors, and no file is written.
+
+    The evaluation rejects pairs for a model of single texts too.
+    """
     (tmp_path / "in.csv").write_text("id,words\n1,iron\n")
     source = TableSource(tmp_path / "in.csv")
     cases: list[tuple[str, dict[str, str], str]] = [
@@ -255,6 +296,9 @@ def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -
     for name, columns, message in cases:
         with pytest.raises(BertsmithError, match=message):
             predict_table(bundle, source, tmp_path / name, columns=columns)
+    changes = {"text_column": "words", "pair_column": "id", "label_column": "id"}
+    with pytest.raises(InputError, match=r"--pair id: .* was fine-tuned on single texts; omit"):
+        evaluate(bundle, source.path, changes=changes)
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
@@ -282,6 +326,35 @@ def test_values_that_a_format_cannot_hold_are_errors(
     assert not list(tmp_path.glob(".o*"))
 
 
+@pytest.mark.parametrize("table_format", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("row", [{"y\ud800": "a"}, {"y": "a\ud800"}, {"y": [{"a\ud800": 1}]}])
+def test_lone_surrogates_are_only_written_to_json(
+    tmp_path: Path, table_format: str, row: dict[str, Any]
+) -> None:
+    """CSV, TSV and Parquet name the column. JSON has an escape, in which NaN is null."""
+    row = {**row, "x": "\U0001f600", "score": float("nan")}
+    [name, *_] = row
+
+    def write(out: Path) -> None:
+        with open_row_writer(out, TableLayout(out.suffix[1:], ["x", name])) as writer:
+            writer.append([{"x": "first row"}, row])
+
+    out = tmp_path / f"out.{table_format}"
+    if "y\ud800" in row or table_format == "parquet" or isinstance(row["y"], str):
+        message = r"cannot hold a lone surrogate .* column 'y.*'.*\\ud800.*; .* write \.jsonl"
+        with pytest.raises(InputError, match=message):
+            write(out)
+        assert not out.exists()
+    else:
+        # JSON in a cell of CSV has the escape too.
+        write(out)
+        assert "a\\ud800" in out.read_text()
+    write(tmp_path / "out.jsonl")
+    _, line = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line) == row | {"score": None}
+    assert "NaN" not in line
+
+
 def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
     """Parquet columns may become wider; a type that does not fit is an error before the end."""
     out = tmp_path / "out.parquet"
@@ -294,6 +367,19 @@ def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
         writer.append([{"x": 1}])
         with pytest.raises(InputError, match=r"must have one type: .*write \.jsonl instead"):
             writer.append([{"x": "a"}])
+
+
+def test_parts_of_a_killed_process_are_replaced(tmp_path: Path) -> None:
+    """A folder of Parquet parts that a process with the same id left is removed, not an error."""
+    out = tmp_path / "out.parquet"
+    folder = tmp_path / f".out.parquet.{os.getpid()}.tmp.parts"
+    folder.mkdir()
+    (folder / "000000.parquet").write_text("incomplete")
+    with open_row_writer(out, TableLayout("parquet", ["x"])) as writer:
+        assert list(folder.iterdir()) == []
+        writer.append([{"x": 1}])
+    assert pq.read_table(out).to_pylist() == [{"x": 1}]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -394,7 +480,10 @@ def test_each_kind_of_model_adds_its_columns(
 
 
 def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The output for a SQuAD file has a row with the answer for each question."""
+    """The output for a SQuAD file has a row with the answer for each question.
+
+    The same applies to SQuAD's JSON on standard input, and to an array of questions there.
+    """
     bundle = load_task_model(tmp_path, tokenizer, "span", ())
     questions: list[dict[str, Any]]
     questions = [{"id": name, "question": "Who?", "answers": []} for name in ("q1", "q2")]
@@ -402,5 +491,19 @@ def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer
     (tmp_path / "squad.json").write_text(json.dumps(squad))
     predict_table(bundle, TableSource(tmp_path / "squad.json"), tmp_path / "out.jsonl")
     rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
+    content = (tmp_path / "squad.json").read_bytes()
+    (tmp_path / "squad.txt").write_bytes(content)
+    array = json.dumps([{"id": "q1", "question": "Who?", "context": SENTENCES[0]}]).encode()
+    sources = (
+        TableSource(tmp_path / "squad.txt", "json"),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(content)),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(gzip.compress(content))),
+        TableSource(Path("standard input"), "json", stream=io.BytesIO(array)),
+    )
+    for number, source in enumerate(sources):
+        out = tmp_path / f"out{number}.jsonl"
+        predict_table(bundle, source, out)
+        same_rows = [dict(row.cells) for row in read_rows(out)]
+        assert same_rows == (rows if number < 3 else rows[:1])
     assert [row["id"] for row in rows] == ["q1", "q2"]
     assert list(rows[0]) == ["id", "question", "context", "answer", "answer_start", "probability"]

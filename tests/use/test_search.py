@@ -13,6 +13,7 @@ from bertsmith.progress import NullProgress
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.nearest_neighbors import (
+    DUPLICATES_FILE,
     GRAPH_FILE,
     VECTORS_FILE,
     VectorIndex,
@@ -93,6 +94,56 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
         )
         num_hits += len({row for row, _ in vector_index.search(query, 10)} & set(nearest))
     assert num_hits >= 0.95 * 10 * num_queries
+
+
+def test_repeated_vectors_do_not_hide_other_vectors(tmp_path: Path) -> None:
+    """With 5 vectors of 500 rows each, the best row is found, and all 500 copies of a vector.
+
+    Copies that differ by rounding errors count as equal. The rows in the graph are distinct.
+    """
+    rng = np.random.default_rng(5)
+    distinct = rng.standard_normal((1000, 32)).astype(np.float32)
+    repeated = np.repeat(distinct[:5], 500, axis=0) * np.float32(1.0000001)
+    vectors = np.concatenate([distinct, repeated])
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    build_graph(tmp_path, NullProgress())
+    vector_index = VectorIndex(tmp_path)
+    queries = distinct[100:200] + 0.5 * rng.standard_normal((100, 32)).astype(np.float32)
+    for query in queries:
+        [(_, best)] = vector_index.search(query, 1, exact=True)
+        assert vector_index.search(query, 1)[0][1] == pytest.approx(best, abs=1e-6)
+    copies = {2, *range(1000 + 2 * 500, 1000 + 3 * 500)}
+    assert {row for row, _ in vector_index.search(distinct[2], 501)} == copies
+    assert {row for row, _ in vector_index.search(distinct[2], 30)} < copies
+    first_rows, rows = np.load(tmp_path / DUPLICATES_FILE)
+    assert first_rows.tolist() == np.repeat(np.arange(5), 500).tolist()
+    assert rows.tolist() == list(range(1000, 3500))
+
+
+def test_graph_of_an_earlier_version_is_searched_as_before(tmp_path: Path) -> None:
+    """A graph with all rows, without a file of duplicates, is searched as before.
+
+    A repeated build removes the file of duplicates of the interrupted one.
+    """
+    vectors = np.random.default_rng(5).standard_normal((300, 16)).astype(np.float32)
+    np.save(tmp_path / DUPLICATES_FILE, np.zeros((2, 5), np.int64))
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    build_graph(tmp_path, NullProgress())
+    assert not (tmp_path / DUPLICATES_FILE).exists()
+    vectors[50:60] = vectors[7]
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    vector_index = VectorIndex(tmp_path)
+    assert vector_index.search(vectors[9], 5) == vector_index.search(vectors[9], 5, exact=True)
+
+
+def test_damaged_file_of_duplicates_is_an_error(tmp_path: Path) -> None:
+    """A truncated duplicates.npy is an error that contains its name."""
+    np.save(tmp_path / VECTORS_FILE, np.ones((9, 3), np.float32))
+    build_graph(tmp_path, NullProgress())
+    with (tmp_path / DUPLICATES_FILE).open("r+b") as file:
+        file.truncate(50)
+    with pytest.raises(InputError, match=rf"{DUPLICATES_FILE}: this part .* damaged"):
+        VectorIndex(tmp_path)
 
 
 @pytest.mark.parametrize("num_missing_bytes", [100, 20_000])

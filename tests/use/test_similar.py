@@ -64,6 +64,9 @@ def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
     assert [word.text_index for word in result.occurrences] == [1, 1, 2, 3, 4]
     with pytest.raises(InputError, match="the word 'anvil' is in none of the 4 texts"):
         similar(model_dir, TEXTS, "anvil", skip=True)
+    long_text = "of the smith " * 60 + "hammer"
+    with pytest.raises(InputError, match="'hammer' occurs only beyond the model's limit of"):
+        similar(model_dir, [long_text, "a smith"], "hammer", skip=True)
 
 
 def test_too_many_occurrences_are_not_embedded(

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
-from bertsmith.errors import BertsmithError, TaskError
+from bertsmith.errors import BertsmithError, InputError, TaskError
 from bertsmith.model.task_models import TaskModel
 from bertsmith.tasks.conll import TaggedSentence, has_token_lists, looks_like_conll
 from bertsmith.tasks.families import get_task_settings
@@ -105,6 +105,25 @@ def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer)
         assert lines[index] == input_lines[index]
     assert lines[2].split("\t")[9] in ("Predicted=N", "Predicted=V")
     assert lines[3].split("\t")[9] in ("A=b|Predicted=N", "A=b|Predicted=V")
+
+
+@pytest.mark.parametrize(
+    ("in_name", "out_names", "message"),
+    [
+        ("in.conllu", ("o.conll", "o.txt", "o.tsv.gz"), "CoNLL-U.* ends in .conllu, .jsonl"),
+        ("in.conll", ("o.conllu", "o.conllu.gz"), "CoNLL, .* ends in .txt, .conll, .tsv, .jsonl"),
+    ],
+)
+def test_conll_and_conllu_are_not_converted(
+    tmp_path: Path, tokenizer: Tokenizer, in_name: str, out_names: tuple[str, ...], message: str
+) -> None:
+    """The suffix of the other format is an error, which names the suffixes that fit the input."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
+    (tmp_path / in_name).write_text("1\tiron" + "\t_" * 8 + "\n\n")
+    for out_name in out_names:
+        with pytest.raises(InputError, match=message):
+            tag_file(bundle, TableSource(tmp_path / in_name), tmp_path / out_name)
+        assert not (tmp_path / out_name).exists()
 
 
 def test_separators_in_tags_are_escaped_in_misc(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -136,6 +136,33 @@ class PoolingConfig:
         # a special rule for a sigma at the end of a word.
         return ["".join(character.lower() for character in text) for text in texts]
 
+    def restore_offsets(
+        self, text: str, offsets: Sequence[tuple[int, int]], tokenizer: Tokenizer
+    ) -> list[tuple[int, int]]:
+        """Convert offsets in a result of ``prepare_texts`` to offsets in the text.
+
+        Args:
+            text: The text without the prompt.
+            offsets: Ranges [start, end) of characters of the prepared text.
+            tokenizer: The tokenizer.
+
+        Returns:
+            The ranges of characters of the text, empty for the prompt.
+        """
+        prompt_length = len(self.prompt)
+        source = self.prompt + text
+        if len(self.lowercase_texts([source], tokenizer)[0]) != len(source):
+            # "İ" becomes two characters. Map each lowercased character to its source.
+            lengths = (len(character.lower()) for character in source)
+            indices = [index for index, length in enumerate(lengths) for _ in range(length)]
+            offsets = [
+                (indices[start], indices[end - 1] + 1) if start < end else (start, end)
+                for start, end in offsets
+            ]
+        return [
+            (max(start - prompt_length, 0), max(end - prompt_length, 0)) for start, end in offsets
+        ]
+
     def output_width(self, hidden_width: int) -> int:
         """Return the width of the vectors before they are truncated.
 
