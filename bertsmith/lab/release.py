@@ -199,19 +199,28 @@ def _read_start_training(
             of them was overwritten since, and is ignored.
 
     Returns:
-        None if the run started from new weights, or from a model whose training is not known.
+        None if the run started from new weights, or from a model whose training is not known. It is
+        not known either if another model is in the folder of the start model now.
     """
     if settings.run.start_from is None:
         return None
     start_model = Path(settings.run.start_from)
     start_run = _find_run(start_model)
-    if start_run in later_runs:
+    if start_run in later_runs or not _is_unchanged(start_model, settings.run.start_id):
         return None
     if start_run is None:
         training = _read_released_training(start_model)
     else:
         training = _read_run_training(start_run, later_runs)
     return None if training is None else {"name": get_model_name(start_model), **training}
+
+
+def _is_unchanged(model: Path, start_id: str | None) -> bool:
+    """Return whether a model has the hash that was recorded when a run started from it."""
+    try:
+        return start_id in (None, hash_model_files(locate_model(model))[:16])
+    except ModelError:
+        return False
 
 
 def _find_run(model: Path) -> Path | None:

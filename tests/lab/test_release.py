@@ -87,6 +87,12 @@ def test_release_of_a_continued_model_contains_its_earlier_training(
     settings = tomllib.loads((tmp_path / "first" / "settings.toml").read_text())
     assert second["started_from"] == {"name": "first", **first, "settings": settings}
     assert third["started_from"]["started_from"] == second["started_from"]
+    # If another model is in the folder of the start model, its training is not that of this model.
+    shutil.copy(tmp_path / "first" / "model.safetensors", tmp_path / "second")
+    write_release(tmp_path / "third-run", tmp_path / "third-run", tmp_path / "fourth",
+                  ReleaseOptions())  # fmt: skip
+    fourth = json.loads((tmp_path / "fourth" / "training.json").read_text())
+    assert "started_from" not in fourth
     for name in ("second", "third"):
         card = (tmp_path / name / "README.md").read_text()
         assert "- training time: 0 minutes, after 42 minutes of the model it continues\n" in card
