@@ -17,6 +17,7 @@ from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.verdict import MIN_SEEDS, Claim
 from bertsmith.model.bert import BertModel
+from bertsmith.runtime.device import resolve_device
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
@@ -46,7 +47,7 @@ def measure_senses(job: Job) -> dict[str, Any]:
         embeddings (the mean over a word's tokens); and ``layers``, the same measures for each
         layer. See ``_measure_layer`` for the measures.
     """
-    embedder = Embedder.load(job.model)
+    embedder = Embedder.load(job.model, device=resolve_device("auto", "--device"))
     all_words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
     words = {
         word: senses

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertsmith.bundle import load
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import (
     COLORS,
@@ -15,6 +16,7 @@ from bertsmith.lab.report import (
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
+from bertsmith.runtime.device import resolve_device
 from bertsmith.use.fill import fill
 
 _PREDICTIONS_KIND = "mask-predictions"
@@ -43,9 +45,10 @@ SENTENCES = (
 def predict_masks(job: Job) -> dict[str, Any]:
     """Return the most probable words for [MASK] in each sentence, with their probabilities."""
     settings = job.stage.settings
+    model = load(job.inputs["model"], device=resolve_device("auto", "--device"))
     predictions = {}
     for sentence in settings["sentences"]:
-        words = fill(job.inputs["model"], sentence, settings["top_k"])[0].predictions
+        words = fill(model, sentence, settings["top_k"])[0].predictions
         predictions[sentence] = [[word, round(probability, 4)] for word, probability in words]
     return {"predictions": predictions}
 

@@ -23,6 +23,7 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job, read_public_examples
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.verdict import MIN_SEEDS, Claim
+from bertsmith.runtime.device import resolve_device
 from bertsmith.tasks.metrics import spearman_correlation
 from bertsmith.tasks.retrieval import rank_documents
 from bertsmith.use.embed import Embedder
@@ -49,7 +50,7 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
         ``spearman``, Spearman's correlations of cosine similarities and human scores [layers,
         poolings]; and ``num_pairs``, the number of sentence pairs.
     """
-    embedder = Embedder.load(job.model)
+    embedder = Embedder.load(job.model, device=resolve_device("auto", "--device"))
     pairs = read_public_examples(job.stage.files["pairs"], "sts-b")
     pairs = pairs[: job.stage.settings["max_pairs"]]
     first_texts = [pair.texts[0] for pair in pairs]
@@ -81,7 +82,7 @@ def measure_sentence_map(job: Job) -> dict[str, Any]:
         ``labels``; ``points``, the coordinates [layers, sentences, 2]; and
         ``nearest_neighbor_accuracy`` by layer.
     """
-    embedder = Embedder.load(job.model)
+    embedder = Embedder.load(job.model, device=resolve_device("auto", "--device"))
     examples = read_public_examples(job.stage.files["sentences"], "sst-2")
     examples = examples[: job.stage.settings["max_sentences"]]
     sentences = [example.texts[0] for example in examples]
