@@ -27,7 +27,7 @@ import torch
 import transformers
 from reporting import describe_machine
 
-from bertsmith.bundle import TaskKind
+from bertsmith.bundle import TaskKind, hash_model_files, locate_model
 from bertsmith.runtime import device
 from bertsmith.tasks.families import get_family
 from bertsmith.tasks.inputs import ModelInputs
@@ -265,9 +265,7 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(PUBLIC_TASKS), required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument(
-        "--weights", default="all-MiniLM-L6-v2", help="name of the weights to record"
-    )
+    parser.add_argument("--weights", help="name of the model to record (default: its folder)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=32)
@@ -291,7 +289,8 @@ def compare(options: argparse.Namespace) -> None:
     """Run the comparisons that have no record in the file --out; print medians and time ratios."""
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
     settings["examples"] = options.examples
-    settings |= {"length": options.length, "weights": options.weights}
+    settings |= {"length": options.length, "weights": options.weights or options.model.name}
+    settings["model"] = hash_model_files(locate_model(options.model))[:16]
     settings["train"] = options.train.name if options.train else None
     settings["dev"] = options.dev.name if options.dev else None
     settings["threads"] = torch.get_num_threads()

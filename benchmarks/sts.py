@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from reporting import report
 
+from bertsmith.bundle import hash_model_files, locate_model
 from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.train.embedding.finetune import finetune_embedder
@@ -211,7 +212,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = read_pairs(options.train, options.max_train_examples)
     settings = {name: getattr(options, name) for name in SETTING_NAMES}
     data_hash = hash_files([options.train, options.test])
-    runs = StoredRuns(options.runs, {"model": str(options.model), "data": data_hash, **settings})
+    key = {
+        "model": hash_model_files(locate_model(options.model))[:16],
+        "data": data_hash,
+        "threads": torch.get_num_threads(),
+        **settings,
+    }
+    runs = StoredRuns(options.runs, key)
     ratios, measurements = {}, {}
     with tempfile.TemporaryDirectory() as directory:
         train = write_pairs(Path(directory) / "train.tsv", table)

@@ -22,6 +22,8 @@ from typing import Any
 
 from reporting import describe_machine
 
+from bertsmith.bundle import hash_model_files, locate_model
+
 RESULTS = Path(__file__).parent / "results" / "tasks"
 #: Number of validation articles for SQuAD v2.0, from the available half of its dev set.
 NUM_DEV_ARTICLES = 5
@@ -134,13 +136,14 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(exist_ok=True)
-    split_squad2(options.data / "squad", options.work)
     for name in options.rows or ROWS:
         row = ROWS[name]
         model = getattr(options, row.model)
         if model is None:
             print(f"{name}: skipped, needs --{row.model}")
             continue
+        if "{work}/squad2" in row.arguments:
+            split_squad2(options.data / "squad", options.work)
         for num_seeds in range(1, min(row.seeds, options.seeds or row.seeds) + 1):
             summary = run_row(name, row, model, options, num_seeds)
             print(f"{name}: {summary}", flush=True)
@@ -152,8 +155,10 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
     arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
     command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
     old_content = json.loads(file.read_text()) if file.exists() else {}
-    # Results that were recorded with other arguments are outdated.
-    if old_content.get("command") == command and len(old_content["runs"]) >= num_seeds:
+    # Results that were recorded with other arguments or another model are outdated.
+    key = {"command": command, "model": hash_model_files(locate_model(model))[:16]}
+    is_same = key.items() <= old_content.items()
+    if is_same and len(old_content["runs"]) >= num_seeds:
         return "already finished"
     arguments = row.arguments.format(data=options.data, work=options.work)
     out = options.work / name
@@ -174,7 +179,7 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
     ]
     content: dict[str, Any] = {
         "name": name,
-        "command": command,
+        **key,
         "metric_names": runs[0]["metric_names"],
         "date": datetime.now(UTC).date().isoformat(),
         "runs": [{"metrics": run["metrics"], "seconds": run["seconds"]} for run in runs],
