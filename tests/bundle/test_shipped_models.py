@@ -51,6 +51,8 @@ def test_a_model_is_small_and_has_its_record(path: Path) -> None:
     assert all((path / name).is_file() for name in RECORD_FILES)
     card = (path / "README.md").read_text(encoding="utf-8")
     assert re.search(r'^license: "', card, re.MULTILINE)
+    notes = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert notes.partition("\n## ")[2] in card
     assert json.loads((path / "training.json").read_text())["evaluations"]
     text_files = [*path.glob("*.md"), *path.glob("*.toml"), path / "bertsmith.json",
                   *path.glob("results/*")]  # fmt: skip
