@@ -29,7 +29,9 @@ _MAX_LR = 3e-4
 #: Minimum number of steps of a run with the default number of epochs.
 _MIN_STEPS = 100
 #: Defaults of earlier versions, by key: their runs can be resumed.
-EARLIER_DEFAULTS: Final = {"optim.lr": (_BASE_LR,), "schedule.min_steps": (1,)}
+EARLIER_DEFAULTS: Final = {
+    "optim.lr": (_BASE_LR,), "schedule.min_steps": (1,), "run.start_id": (None,),
+}  # fmt: skip
 #: Settings table of a kind of run -> the command.
 _COMMANDS: Final = {
     "embedding": "finetune embed", "reranking": "finetune rerank", "distill": "distill",
@@ -121,6 +123,7 @@ def drop_model_and_machine(tables: dict[str, dict[str, Any]]) -> None:
     }
     run = tables.get("run", {})
     run.pop("start_from", None)
+    run.pop("start_id", None)
     if run.pop("world_size", None) is not None:
         run.pop("threads", None)
     if run.get("device") == "cuda":

@@ -118,6 +118,8 @@ def load_run_settings(
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
+        if key in ID_KEYS.values():
+            change += " (hash of the files)"
         is_moved = key in ID_KEYS and _has_same_id(ID_KEYS[key], stored_values, new_values)
         if is_moved or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
             changes[key] = new

@@ -39,7 +39,7 @@ def test_settings_of_a_run_on_another_machine(
     stored = {
         table: {"fingerprint": "1a2b"},
         "model": {"width": 8, "dropout": 0.2},
-        "run": {"start_from": "model", "seed": 5, **machine},
+        "run": {"start_from": "model", "start_id": "3c4d", "seed": 5, **machine},
     }
     config = tmp_path / "settings.toml"
     config.write_text(tomli_w.dumps(stored))
