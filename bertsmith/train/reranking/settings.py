@@ -6,11 +6,15 @@ from typing import Any
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings
-from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine.finetuning_overrides import (
+    Tables,
     build_run_values,
     check_data_files,
     compute_default_lr,
+    drop_default_lr,
+    drop_default_max_seqlen,
+    read_table_overrides,
 )
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
@@ -27,6 +31,19 @@ class RerankingRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def read_overrides(
+    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables, as ``read_table_overrides`` does."""
+    return read_table_overrides("reranking", config, values, assignments, _drop_defaults)
+
+
+def _drop_defaults(tables: Tables, _user_values: Mapping[str, Any]) -> None:
+    """Remove the defaults of another run that depend on its model."""
+    drop_default_max_seqlen(tables, "reranking", DEFAULT_MAX_SEQLEN)
+    drop_default_lr(tables)
 
 
 def resolve_settings(
