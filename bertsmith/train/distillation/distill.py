@@ -22,13 +22,13 @@ from bertsmith.train.distillation.embedding_distillation import EmbeddingDistill
 from bertsmith.train.distillation.settings import (
     DistillRunSettings,
     DistillSettings,
+    read_overrides,
     resolve_settings,
 )
 from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_counts
-from bertsmith.train.engine.finetuning_overrides import read_table_overrides
 from bertsmith.train.engine.finetuning_run import (
     FinetuneResult,
     RunContext,
@@ -122,7 +122,8 @@ def distill(
     progress = progress or NullProgress()
     check_run_directory(run)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_table_overrides("distill", config, values, assignments)
+    has_start_model = start_from is not None
+    overrides = read_overrides(config, values, assignments, has_start_model=has_start_model)
     start = None if start_from is None else pin_model_path(start_from)
     settings = resolve_settings(pin_model_path(teacher), files, start, overrides)
     settings = _add_hashes(settings)
