@@ -194,7 +194,9 @@ def build_run_values(
 
 
 def check_run_arguments(
-    read_overrides: Callable[[Path | str | None, Mapping[str, Any], Sequence[str]], dict[str, Any]],
+    read_overrides: Callable[
+        [Sequence[Path], Path | str | None, Mapping[str, Any], Sequence[str]], dict[str, Any]
+    ],
     resolve_settings: Callable[[Path, Sequence[Path], Mapping[str, Any]], Settings],
     model: Path,
     data: Sequence[Path],
@@ -206,7 +208,8 @@ def check_run_arguments(
     """Check the arguments of ``finetune embed`` or ``finetune rerank`` without importing torch.
 
     Args:
-        read_overrides: Returns the user's settings from ``config``, ``values`` and ``assignments``.
+        read_overrides: Returns the user's settings from ``data``, ``config``, ``values`` and
+            ``assignments``.
         resolve_settings: Returns the settings of a run from its start model, training tables and
             overrides.
         model: Path or name of the model to start from.
@@ -220,7 +223,7 @@ def check_run_arguments(
         BertsmithError: If the run would reject these arguments.
     """
     check_run_directory(out)
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_overrides(data, config, values, assignments)
     locate_model(model)
     resolve_settings(pin_model_path(model), data, overrides)
 

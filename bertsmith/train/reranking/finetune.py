@@ -76,7 +76,7 @@ def finetune_reranker(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_overrides(config, values, assignments)
+    overrides = read_overrides(files, config, values, assignments)
     return start_run(
         run,
         "reranking",

@@ -26,8 +26,8 @@ from bertsmith.train.reranking import settings as reranking_settings
 #: Settings table -> function that reads the settings.toml of such a run.
 _READERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
     "task": lambda config: finetuning_settings.read_overrides("classify", None, config, None, ()),
-    "embedding": lambda config: embedding_settings.read_overrides(config, None, ()),
-    "reranking": lambda config: reranking_settings.read_overrides(config, None, ()),
+    "embedding": lambda config: embedding_settings.read_overrides((), config, None, ()),
+    "reranking": lambda config: reranking_settings.read_overrides((), config, None, ()),
 }
 
 
@@ -96,6 +96,33 @@ def test_defaults_of_another_model_are_replaced(
     overrides = _READERS[table](config)
     remaining = {**overrides["optim"], **overrides[table]}
     assert {name: remaining[name] for name in ("lr", "max_seqlen") if name in remaining} == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "stored", "name", "expected"),
+    [
+        ("reranking", {"random_negatives": 4}, "same", {"random_negatives": 4}),
+        ("reranking", {"random_negatives": 4}, "other", {}),
+        ("reranking", {"random_negatives": 0}, "other", {}),
+        ("reranking", {"random_negatives": 2}, "other", {"random_negatives": 2}),
+        ("reranking", {"loss": "bce", "batch_size": 32}, "same", {"loss": "bce"}),
+        ("reranking", {"loss": "mnrl", "batch_size": 32}, "same",
+         {"loss": "mnrl", "batch_size": 32}),
+        ("embedding", {"loss": "mnrl"}, "other", {}),
+        ("embedding", {"loss": "cosent"}, "other", {}),
+        ("embedding", {"loss": "triplet"}, "other", {"loss": "triplet"}),
+    ],
+)  # fmt: skip
+def test_defaults_of_other_data_are_replaced(
+    tmp_path: Path, table: str, stored: dict[str, Any], name: str, expected: dict[str, Any]
+) -> None:
+    """A settings.toml has no defaults that its loss, or data that are replaced, determined."""
+    train_files = {"train_files": [str(tmp_path / "same")]}
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps({table: {"fingerprint": "1a2b", **train_files, **stored}}))
+    settings_module: Any = embedding_settings if table == "embedding" else reranking_settings
+    overrides = settings_module.read_overrides([tmp_path / name], config, None, ())
+    assert overrides[table] == train_files | expected
 
 
 @pytest.mark.parametrize("schedule", [{}, {"decay": "linear"}])
