@@ -184,7 +184,13 @@ def _train(
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     run, progress = context.run, context.progress
-    machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run,
+        settings.model,
+        distillation.batch_tokens,
+        context,
+        settings.optim.optimizer,
+    )
     model = distillation.model
     freeze_layers(model.bert, settings.run.num_frozen_layers)
     if context.is_new:

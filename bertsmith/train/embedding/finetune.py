@@ -112,7 +112,9 @@ def _train(
     mean_length = len(data.train.texts.ids) / len(data.train.texts)
     num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
     batch_tokens = round(num_texts * mean_length)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, context, settings.optim.optimizer
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)

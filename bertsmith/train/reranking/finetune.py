@@ -128,7 +128,9 @@ def _train(
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, data = inputs
     batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, context, settings.optim.optimizer
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
