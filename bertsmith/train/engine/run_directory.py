@@ -221,8 +221,9 @@ def _describe_change(old: Any, new: Any) -> str:
             suffix = f" and {num_hidden:,} more" if num_hidden > 0 else ""
             parts.append(f"{label}: {', '.join(map(repr, changes[:_MAX_CHANGES]))}{suffix}")
     if len(parts) == 1:
-        index = next(i for i, item in enumerate(old) if item != new[i])
-        parts.append(f"the order differs from item {index + 1:,} on")
+        pairs = enumerate(zip(old, new, strict=False))
+        index = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
+        parts.append(f"the items differ from item {index + 1:,} on")
     return "; ".join(parts)
 
 

@@ -14,8 +14,9 @@ from bertsmith.errors import RunError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.distillation.distill import distill
 from bertsmith.train.embedding.finetune import finetune_embedder
+from bertsmith.train.embedding.settings import EmbeddingRunSettings
 from bertsmith.train.engine.finetuning_run import FinetuneResult
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.engine.run_directory import SETTINGS_FILE, load_run_settings
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.reranking.finetune import finetune_reranker
 from tests.train.embedding.conftest import make_rows, save_start_model, write_rows
@@ -64,3 +65,24 @@ def test_replaced_start_model_is_rejected(
     shutil.rmtree(moved)
     start.rename(moved)
     assert train(moved, run, data) == result
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("aaaaaa", "7 items in the run, 6 now; the items differ from item 7 on"),
+        ("aaaaaaaa", "7 items in the run, 8 now; the items differ from item 8 on"),
+        ("abaaaaaa", "7 items in the run, 8 now; only now: 'b'"),
+        ("b", "['a', 'a', 'a', 'a', 'a', 'a', 'a'] in the run, ['b'] now"),
+    ],
+)
+def test_changed_lists_are_described(tmp_path: Path, files: str, message: str) -> None:
+    """The error about a changed list says how it differs, also if only its length differs."""
+
+    def build_settings(train_files: str) -> EmbeddingRunSettings:
+        values = {"model": {"vocab_size": 1}, "embedding": {"train_files": list(train_files)}}
+        return EmbeddingRunSettings.parse(values, "test")
+
+    (tmp_path / SETTINGS_FILE).write_text(build_settings(7 * "a").to_toml())
+    with pytest.raises(RunError, match=re.escape(f"embedding.train_files: {message}")):
+        load_run_settings(tmp_path, build_settings(files))
