@@ -143,6 +143,7 @@ def _train(
         bundle.tokenizer,
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
+        negatives=data.negatives,
     )
     _log_summary(context.progress, context.run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
