@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.tasks.reranking_settings import LossName, RerankingSettings
 from bertsmith.train.reranking.batches import BatchSampler
 from bertsmith.train.reranking.evaluation import RANKING_METRICS, HeldoutQueries
 from bertsmith.train.reranking.training_data import read_data
@@ -33,7 +33,7 @@ def test_a_single_held_out_query_is_ranked_among_training_documents(
 
 @pytest.mark.parametrize("loss", ["ranknet", "mnrl"])
 def test_documents_of_unusable_queries_are_random_negatives(
-    write_table: WriteTable, loss: str
+    write_table: WriteTable, loss: LossName
 ) -> None:
     """A query that is usable only with random negatives gets those of queries that are not."""
     words = WORDS[:12]
