@@ -329,18 +329,31 @@ def _print_metrics(
     result: "FinetuneResult", unit: tuple[str, str], other_metrics: Sequence[str]
 ) -> None:
     """Print the metrics of each validation set, and how many examples of each file were used."""
-    metrics = result.metrics
-    # The metrics of the first set have no prefix.
-    sets = {"": "held out"} | {f"{name}_": f"held out, {name}" for name in result.counts}
-    for prefix, title in sets.items():
-        names = [
-            name for name in (*result.metric_names, *other_metrics) if prefix + name in metrics
-        ]
-        if names:
-            values = ", ".join(f"{name} {metrics[prefix + name]:.4f}" for name in names)
-            print_line(f"{title} ({count_noun(metrics[f'{prefix}examples'], *unit)}): {values}")
+    first_names = (*result.metric_names, *other_metrics)
+    for set_name, metrics in _split_by_set(result).items():
+        # Another set can be of another kind, and have other metrics.
+        is_same_kind = result.metric_names[0] in metrics
+        names = first_names if is_same_kind else [name for name in metrics if name != "examples"]
+        values = ", ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
+        title = f"held out, {set_name}" if set_name else "held out"
+        set_unit = unit if is_same_kind else ("example", "examples")
+        print_line(f"{title} ({count_noun(metrics['examples'], *set_unit)}): {values}")
     for name, counts in result.counts.items():
         print_example_counts(counts, f"{name}: ")
+
+
+def _split_by_set(result: "FinetuneResult") -> dict[str, dict[str, float]]:
+    """Return the metrics of each validation set by its name; the first set has the name ""."""
+    # The metrics of the other sets have their names as prefix, which can be the start of another.
+    set_names = sorted(result.counts, key=len, reverse=True)
+    metrics: dict[str, dict[str, float]] = {"": {}}
+    metrics |= {name: {} for name in result.counts}
+    for key, value in result.metrics.items():
+        name = ""
+        if key not in result.metric_names:
+            name = next((name for name in set_names if key.startswith(f"{name}_")), "")
+        metrics[name][key.removeprefix(f"{name}_") if name else key] = value
+    return {name: values for name, values in metrics.items() if "examples" in values}
 
 
 def drop_missing(table: dict[str, Any]) -> dict[str, Any]:

@@ -152,12 +152,12 @@ def embed(
         dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,
         encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
     )  # fmt: skip
-    from bertsmith.train.embedding.settings import resolve_settings
+    from bertsmith.train.embedding.settings import read_overrides, resolve_settings
     from bertsmith.train.engine.finetuning_overrides import check_run_arguments
 
     with report_once():
         check_run_arguments(
-            "embedding", resolve_settings, model, data, out, config, assignments or [], values
+            read_overrides, resolve_settings, model, data, out, config, assignments or [], values
         )
     from bertsmith.train.embedding.finetune import finetune_embedder
 

@@ -136,11 +136,11 @@ def rerank(
         encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
     )  # fmt: skip
     from bertsmith.train.engine.finetuning_overrides import check_run_arguments
-    from bertsmith.train.reranking.settings import resolve_settings
+    from bertsmith.train.reranking.settings import read_overrides, resolve_settings
 
     with report_once():
         check_run_arguments(
-            "reranking", resolve_settings, model, data, out, config, assignments or [], values
+            read_overrides, resolve_settings, model, data, out, config, assignments or [], values
         )
     from bertsmith.train.reranking.finetune import finetune_reranker
 

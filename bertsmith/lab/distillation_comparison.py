@@ -193,7 +193,7 @@ def build_baseline_values(settings: DistillRunSettings) -> dict[str, Any]:
         "model": settings.model.get_dropout_rates(),
         "optim": settings.optim.model_dump(),
         "schedule": schedule,
-        "run": settings.run.model_dump(exclude={"start_from", "world_size"}),
+        "run": settings.run.model_dump(exclude={"start_from", "start_id", "world_size"}),
     }
 
 

@@ -178,7 +178,11 @@ def seed_dropout(device: torch.device, seed: int) -> None:
 
 
 def check_memory(
-    machine: Machine, config: ModelConfig, batch_tokens: int, micro_batch_tokens: int
+    machine: Machine,
+    config: ModelConfig,
+    batch_tokens: int,
+    micro_batch_tokens: int,
+    optimizer: str = "adamw",
 ) -> None:
     """Check that the lower bound for a training step's memory fits in the available memory.
 
@@ -187,6 +191,7 @@ def check_memory(
         config: Sizes of the model.
         batch_tokens: Number of tokens per step of all processes.
         micro_batch_tokens: Maximum number of tokens per micro-batch.
+        optimizer: "adamw" or "muon", which stores fewer moments.
 
     Raises:
         RunError: If the lower bound exceeds the available memory.
@@ -196,9 +201,9 @@ def check_memory(
     if machine.device.type == "cuda":
         available = torch.cuda.get_device_properties(machine.device).total_memory
     tokens_at_once = min(-(-batch_tokens // processes.world_size), micro_batch_tokens)
-    weight_bytes = estimate_training_bytes(config, 0)
+    weight_bytes = estimate_training_bytes(config, 0, optimizer)
     # Token ids, segment ids and positions of the whole batch take 8 bytes each.
-    needed = estimate_training_bytes(config, tokens_at_once) + 24 * batch_tokens
+    needed = estimate_training_bytes(config, tokens_at_once, optimizer) + 24 * batch_tokens
     if needed > available:
         raise RunError(
             f"not enough memory: this run needs at least {format_bytes(needed)} "

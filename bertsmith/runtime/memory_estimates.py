@@ -10,21 +10,28 @@ from bertsmith.model.config import ModelConfig
 def estimate_num_parameters(config: ModelConfig) -> int:
     """Return the number of weights in the embeddings and in the linear layers of the encoder."""
     num_embeddings = config.vocab_size + config.max_positions + config.segments
+    return num_embeddings * config.width + _count_matrix_weights(config)
+
+
+def _count_matrix_weights(config: ModelConfig) -> int:
+    """Return the number of weights in the linear layers of the encoder."""
     weights_per_layer = 4 * config.width * config.width + 2 * config.width * config.feed_forward
-    return num_embeddings * config.width + config.layers * weights_per_layer
+    return config.layers * weights_per_layer
 
 
-def estimate_training_bytes(config: ModelConfig, num_tokens: int) -> int:
+def estimate_training_bytes(config: ModelConfig, num_tokens: int, optimizer: str = "adamw") -> int:
     """Return the memory of a training step with ``num_tokens`` tokens per micro-batch, in bytes.
 
-    Counts the weights, the gradients and Adam's two moments in float32, and activations that are
-    saved for the backward pass in 16 bits. Of each layer, these are the inputs of the two linear
+    Counts the weights, the gradients and the moments in float32, and activations that are saved for
+    the backward pass in 16 bits. AdamW has two moments; Muon ("muon") has one, for the weights of
+    the linear layers. Of each layer, these are the inputs of the two linear
     layers of attention, the queries, keys and values, the input of the activation function and the
     input of the linear layer after it.
     """
     weight_bytes = 4 * estimate_num_parameters(config)
     activation_bytes_per_token = 2 * config.layers * (5 * config.width + 2 * config.feed_forward)
-    return 4 * weight_bytes + num_tokens * activation_bytes_per_token
+    num_bytes = 4 * weight_bytes + num_tokens * activation_bytes_per_token
+    return num_bytes - (4 * _count_matrix_weights(config) if optimizer == "muon" else 0)
 
 
 def estimate_inference_bytes(config: ModelConfig, num_tokens: int) -> int:

@@ -17,7 +17,7 @@ from bertsmith.bundle import HeadConfig, TaskKind
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, TaskMicroBatch
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     drop_zero_decimals,
@@ -30,8 +30,7 @@ from bertsmith.tasks.tables import (
 from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The default of run_classifier.py in the original BERT code.
-DEFAULT_MAX_SEQLEN = 128
+DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["classify"]
 ROC_AUC = "roc_auc"
 #: Separates the labels of a text in a multi-label column of CSV or TSV.
 LABEL_SEPARATOR = "|"

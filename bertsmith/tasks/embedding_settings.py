@@ -35,6 +35,8 @@ LOSSES_USING_SETTING: Final[dict[str, tuple[LossName, ...]]] = {
     "deletion_ratio": ("tsdae",),
     "max_score": ("cosine",),
 }
+#: Default maximum number of tokens of a text, if the start model does not specify one.
+DEFAULT_MAX_SEQLEN: Final = 128
 #: Default margin of the triplet loss: for distances of at most 2, which are the cosine distance and
 #: the Euclidean distance of normalized vectors, and for other distances.
 BOUNDED_MARGIN, UNBOUNDED_MARGIN = 0.5, 5.0

@@ -19,7 +19,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks import squad
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch, TokenSequence
 from bertsmith.tasks.questions import QuestionExample, read_examples
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
 from bertsmith.tasks.spans import (
     ContextWindow,
     assign_tokens_to_windows,
@@ -41,8 +41,7 @@ __all__ = [
     "read_examples",
 ]
 
-#: The default of run_squad.py in the original BERT code.
-DEFAULT_MAX_SEQLEN = 384
+DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["answer"]
 #: Number of tokens that consecutive windows share, for models trained with other tools: the default
 #: of transformers' run_qa.py and pipeline.
 DEFAULT_WINDOW_OVERLAP = 128

@@ -22,6 +22,9 @@ FAMILY_KINDS: dict[str, tuple[TaskKind, ...]] = {
     "choose": ("choice",),
     "tag": ("entities", "tags"),
 }
+#: Default maximum number of tokens of an input. Those of run_squad.py (answer) and
+#: run_classifier.py in the original BERT code.
+DEFAULT_MAX_SEQLENS = {"classify": 128, "answer": 384, "choose": 128, "tag": 128}
 #: Defaults of ``TaskSettings`` fields that differ in a family.
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "answer": SQUAD_FIELDS,

@@ -24,7 +24,7 @@ from bertsmith.tasks.entities import (
     to_inside_tag,
 )
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "to_unit_tags",
 ]
 
-DEFAULT_MAX_SEQLEN = 128
+DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["tag"]
 
 
 @dataclass(frozen=True)

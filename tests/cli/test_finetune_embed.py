@@ -44,6 +44,30 @@ def test_train_embed_and_search(run_cli: RunCli, model: Path, table: Path, tmp_p
     assert SENTENCES[1] in json.dumps(hits)
 
 
+def test_validation_sets_of_other_kinds_are_printed(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
+    """Each validation set is printed with its metrics, also if the first set has other metrics."""
+    table = tmp_path / "pairs.csv"
+    rows = [f"{text},the river {n}" for n, text in enumerate("abcdef")]
+    table.write_text("\n".join(["anchor,positive", *rows]) + "\n")
+    for name in ("scores", "scores_new"):
+        rows = [f"{text},the river,{n}" for n, text in enumerate("abc")]
+        lines = ["sentence1,sentence2,score", *rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    completed = run_cli(
+        "finetune", "embed", "--model", model, "--data", table, "--out", tmp_path / "run",
+        "--set", "schedule.steps=1", "--set", "run.threads=1", "--dev", table,
+        "--dev", tmp_path / "scores.csv", "--dev", tmp_path / "scores_new.csv",
+    )  # fmt: skip
+    assert completed.status == 0, completed.err
+    titles = [line.rpartition(" ")[0] for line in completed.out.splitlines()[:3]]
+    assert titles[0].startswith("held out (6 examples): ndcg@10 ")
+    for title, name in zip(titles[1:], ("scores", "scores_new"), strict=True):
+        assert title.startswith(f"held out, {name}.csv (3 examples): spearman ")
+        assert ", pearson" in title
+
+
 def test_vectors_are_evaluated(run_cli: RunCli, model: Path, table: Path, tmp_path: Path) -> None:
     """``evaluate --embeddings`` prints metrics of any model; other options are errors."""
     command = ["evaluate", model, "--embeddings", table, "--text", "question", "--pair", "answer"]

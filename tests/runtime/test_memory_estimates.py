@@ -15,6 +15,8 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.runtime import device
 from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
 from bertsmith.runtime.process_group import ProcessGroup
+from bertsmith.train.engine.optimizer import build_optimizer, iter_moment_names
+from bertsmith.train.engine.settings import OptimizerName, OptimSettings
 
 
 def make_config(**changes: int) -> ModelConfig:
@@ -29,6 +31,22 @@ def test_estimated_parameters_are_a_lower_bound() -> None:
     actual = sum(parameter.numel() for parameter in model.parameters())
     assert 0.8 * actual < estimate_num_parameters(make_config()) <= actual
     assert get_total_memory_bytes() > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_estimated_training_bytes_are_a_lower_bound(
+    optimizer: OptimizerName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is 80 % to 100 % of the weights, gradients and moments of the optimizer."""
+    config = make_config()
+    moments = iter_moment_names(
+        build_optimizer(BertForPreTraining(config), OptimSettings(optimizer=optimizer))
+    )
+    actual = sum(4 * (2 + len(names)) * parameter.numel() for parameter, names in moments)
+    assert 0.8 * actual < estimate_training_bytes(config, 0, optimizer) <= actual
+    machine = device.Machine(torch.device("cpu"), "fp32", "padded")
+    monkeypatch.setattr(device, "get_total_memory_bytes", lambda: actual)
+    device.check_memory(machine, config, 1, 1, optimizer)
 
 
 def test_training_that_needs_too_much_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ _MOMENTUM = 0.1
 class BatchNorm(nn.Module):
     """Batch norm (Ioffe and Szegedy 2015) over the tokens of a packed batch: [T, D] -> [T, D].
 
-    The batch has no padding that could distort the statistics. In eval mode the running statistics
-    are used, so that the output for a text does not depend on the other texts in its batch.
+    The batch has no padding that could distort the statistics. In eval mode, and if the weights are
+    frozen, the running statistics are used and do not change, so that the output for a text does
+    not depend on the other texts in its batch.
     """
 
     running_mean: Tensor
@@ -44,8 +45,9 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized hidden states: [T, D] -> [T, D]."""
-        # The last batch of an epoch can have a single token, whose variance is undefined.
-        use_batch_statistics = self.training and len(x) > 1
+        # Frozen layers keep their statistics too. The last batch of an epoch can have a single
+        # token, whose variance is undefined.
+        use_batch_statistics = self.training and self.weight.requires_grad and len(x) > 1
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, use_batch_statistics,
             _MOMENTUM, self.eps,

@@ -22,14 +22,19 @@ from bertsmith.train.distillation.embedding_distillation import EmbeddingDistill
 from bertsmith.train.distillation.settings import (
     DistillRunSettings,
     DistillSettings,
+    read_overrides,
     resolve_settings,
 )
 from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_counts
-from bertsmith.train.engine.finetuning_overrides import read_table_overrides
-from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext, open_run
+from bertsmith.train.engine.finetuning_run import (
+    FinetuneResult,
+    RunContext,
+    open_run,
+    set_start_id,
+)
 from bertsmith.train.engine.finetuning_training import (
     EpochObjective,
     freeze_layers,
@@ -117,10 +122,11 @@ def distill(
     progress = progress or NullProgress()
     check_run_directory(run)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_table_overrides("distill", config, values, assignments)
+    has_start_model = start_from is not None
+    overrides = read_overrides(config, values, assignments, has_start_model=has_start_model)
     start = None if start_from is None else pin_model_path(start_from)
     settings = resolve_settings(pin_model_path(teacher), files, start, overrides)
-    settings = _add_fingerprint(settings)
+    settings = _add_hashes(settings)
     distillation = load_distillation(settings)
     settings = distillation.settings
     run.mkdir(parents=True, exist_ok=True)
@@ -150,13 +156,16 @@ def load_distillation(settings: DistillRunSettings, *, reads_data: bool = True) 
     return load(settings, reads_data=reads_data)
 
 
-def _add_fingerprint(settings: DistillRunSettings) -> DistillRunSettings:
-    """Return the settings with the hash of the data files and of the teacher."""
+def _add_hashes(settings: DistillRunSettings) -> DistillRunSettings:
+    """Return the settings with the hashes of the data files, the teacher and the start model."""
     distill = settings.distill
     fingerprint = hash_files(_list_data_files(distill))
     teacher_hash = hash_model_files(locate_model(distill.teacher))[:16]
     changed = distill.model_copy(update={"fingerprint": f"{fingerprint}{teacher_hash}"})
-    return settings.model_copy(update={"distill": changed})
+    settings = settings.model_copy(update={"distill": changed})
+    # If the student starts from layers of the teacher, the fingerprint identifies the start model.
+    is_separate = settings.run.start_from not in ("", distill.teacher)
+    return set_start_id(settings) if is_separate else settings
 
 
 def _list_data_files(distill: DistillSettings) -> list[Path]:
@@ -175,7 +184,13 @@ def _train(
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     run, progress = context.run, context.progress
-    machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run,
+        settings.model,
+        distillation.batch_tokens,
+        context,
+        settings.optim.optimizer,
+    )
     model = distillation.model
     freeze_layers(model.bert, settings.run.num_frozen_layers)
     if context.is_new:

@@ -1,6 +1,8 @@
 """Settings of a distillation run; does not import torch."""
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -11,13 +13,16 @@ from bertsmith.bundle.directory import MODULES_FILE, locate_model, pin_model_pat
 from bertsmith.bundle.metadata import read_info
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.data.store import MANIFEST_FILE
-from bertsmith.errors import ModelError, SettingsError
+from bertsmith.errors import BertsmithError, ModelError, SettingsError
 from bertsmith.model.config import SIZES, ModelConfig, get_size_preset
 from bertsmith.settings import Settings, SettingsTable, get_table
 from bertsmith.tasks.settings import Column
 from bertsmith.train.engine.finetuning_overrides import (
+    Tables,
     build_run_values,
     check_data_files,
+    drop_default,
+    drop_default_max_seqlen,
     read_table_overrides,
 )
 from bertsmith.train.engine.run_directory import check_run_directory
@@ -36,6 +41,12 @@ _DEFAULT_EPOCHS, _STORE_EPOCHS = 3.0, 1.0
 _STORE_MICRO_BATCH_TOKENS: Final = 2048
 #: Default learning rates: of a student that starts from trained weights, and of a random one.
 _DEFAULT_LR, _RANDOM_LR = 1e-4, 5e-4
+#: Default maximum tokens of a sequence of a token store.
+STORE_MAX_SEQLEN: Final = 128
+#: Default of the maximum number of relation heads, as for base models in MiniLMv2.
+_MAX_RELATION_HEADS: Final = 48
+#: Settings that choose the student, of which only one is set.
+_STUDENT_CHOICES: Final = ("size", "layers", "student_layers")
 #: Default examples per step of each objective.
 _BATCH_SIZES: Final[dict[ObjectiveName, int]] = {
     "embedding": 64, "task": 32, "mlm": 32, "relations": 32, "hidden": 32,
@@ -141,7 +152,7 @@ class DistillSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _check_single_student(self) -> Self:
-        names = [name for name in ("size", "layers", "student_layers") if getattr(self, name)]
+        names = [name for name in _STUDENT_CHOICES if getattr(self, name)]
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} both choose the student; give one of them")
         if self.size is not None and self.size not in SIZES:
@@ -163,6 +174,67 @@ class DistillRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def read_overrides(
+    config: Path | str | None,
+    values: Mapping[str, Any] | None,
+    assignments: Sequence[str],
+    *,
+    has_start_model: bool,
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables, as ``read_table_overrides`` does.
+
+    Args:
+        config: The TOML file.
+        values: Nested settings.
+        assignments: Settings as "section.name=value".
+        has_start_model: Whether the student starts from a model (``--from``), which replaces the
+            choice of the student in the file.
+    """
+    drop_defaults = partial(_drop_defaults, has_start_model=has_start_model)
+    return read_table_overrides("distill", config, values, assignments, drop_defaults)
+
+
+def _drop_defaults(
+    tables: Tables, user_values: Mapping[str, Any], *, has_start_model: bool
+) -> None:
+    """Remove the defaults of another run, and its student if the user chooses another one.
+
+    The defaults that depend on the teacher of that run are removed if it still exists.
+    """
+    distill = tables["distill"]
+    stored = DistillSettings.parse(distill, "the settings of the run: distill")
+    default_lr = _DEFAULT_LR if stored.size is None else _RANDOM_LR
+    drop_default(tables.get("optim", {}), "lr", default_lr)
+    if stored.objective is not None:
+        drop_default(distill, "batch_size", _BATCH_SIZES[stored.objective])
+    new_values = get_table(user_values, "distill")
+    if has_start_model or any(new_values.get(name) for name in _STUDENT_CHOICES):
+        for name in _STUDENT_CHOICES:
+            distill.pop(name, None)
+    try:
+        directory = locate_model(stored.teacher)
+        teacher = read_config(directory, read_info(directory))
+    except BertsmithError:
+        return
+    is_text = stored.objective in _TEXT_OBJECTIVES
+    default_max_seqlen = STORE_MAX_SEQLEN if is_text else teacher.max_positions
+    drop_default_max_seqlen(tables, "distill", default_max_seqlen)
+    drop_default(distill, "teacher_layer", teacher.layers)
+    width = tables.get("model", {}).get("width")
+    if isinstance(width, int):
+        default_heads = get_default_relation_heads(teacher.width, width)
+        drop_default(distill, "relation_heads", default_heads)
+    layers = distill.get("student_layers", [])
+    if 0 < len(layers) <= teacher.layers and layers == choose_layers(teacher.layers, len(layers)):
+        distill["layers"] = len(distill.pop("student_layers"))
+
+
+def get_default_relation_heads(teacher_width: int, student_width: int) -> int:
+    """Return the largest number of relation heads up to 48 that divides both widths."""
+    common = math.gcd(teacher_width, student_width)
+    return max(number for number in range(1, _MAX_RELATION_HEADS + 1) if common % number == 0)
 
 
 def resolve_settings(
@@ -347,7 +419,8 @@ def check_arguments(
         BertsmithError: If ``distill`` would reject these arguments.
     """
     check_run_directory(out)
-    overrides = read_table_overrides("distill", config, values, assignments)
+    has_start_model = start_from is not None
+    overrides = read_overrides(config, values, assignments, has_start_model=has_start_model)
     if start_from is not None:
         locate_model(start_from)
         start_from = pin_model_path(start_from)

@@ -29,7 +29,12 @@ from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
+from bertsmith.train.distillation.settings import (
+    STORE_MAX_SEQLEN,
+    DistillRunSettings,
+    DistillSettings,
+    get_default_relation_heads,
+)
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
 from bertsmith.train.distillation.text_losses import (
     EncoderStudent,
@@ -49,10 +54,6 @@ from bertsmith.train.pretraining.micro_batches import (
 _MAX_HELDOUT_SEQUENCES: Final = 500
 #: Sequences per batch of an evaluation.
 _EVAL_BATCH_SIZE: Final = 32
-#: Default tokens per sequence.
-_DEFAULT_MAX_SEQLEN: Final = 128
-#: Default of the maximum number of relation heads, as for base models in MiniLMv2.
-_MAX_RELATION_HEADS: Final = 48
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class TextDistillation:
             BertsmithError: If a model or the store is invalid, or does not suit the others.
         """
         distill = settings.distill
-        max_seqlen = distill.max_seqlen or min(_DEFAULT_MAX_SEQLEN, settings.model.max_positions)
+        max_seqlen = distill.max_seqlen or min(STORE_MAX_SEQLEN, settings.model.max_positions)
         teacher, tokenizer = _load_teacher(distill)
         teacher.config.check_max_seqlen("distill.max_seqlen", max_seqlen, "the teacher")
         settings.model.check_max_seqlen("distill.max_seqlen", max_seqlen, "the student")
@@ -208,7 +209,7 @@ def _resolve_relations(
     divisors = [number for number in range(1, common + 1) if common % number == 0]
     num_heads = distill.relation_heads
     if num_heads is None:
-        num_heads = max(number for number in divisors if number <= _MAX_RELATION_HEADS)
+        num_heads = get_default_relation_heads(*widths)
     if num_heads not in divisors:
         raise SettingsError(
             f"distill.relation_heads is {num_heads}, which does not divide the widths of teacher "

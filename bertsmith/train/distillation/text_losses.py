@@ -170,6 +170,9 @@ class RelationLoss:
             teacher_layer: Layer of the teacher, from 1.
             num_heads: Relation heads, a divisor of both widths.
         """
+        # The final norm of a pre-norm student is not used. If all layers are frozen, no weights of
+        # the student remain to be trained, which is reported before the first step.
+        student.bert.encoder.norm.requires_grad_(False)
         self._student = student
         self._teacher = teacher
         self._teacher_layer = teacher_layer

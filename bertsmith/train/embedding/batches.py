@@ -219,7 +219,8 @@ def build_labeled_batch(
     labels = examples.labels[indices]
     is_same_class = labels[:, None] == labels[None, :]
     np.fill_diagonal(is_same_class, val=False)
-    excluded = map(torch.from_numpy, np.nonzero(is_same_class))
+    # np.nonzero returns strided views of one array, and torch.searchsorted warns about those.
+    excluded = [torch.from_numpy(rows.copy()) for rows in np.nonzero(is_same_class)]
     texts, (anchor_rows, candidate_rows) = _number_texts(anchor_texts, positive_texts)
     return EmbeddingBatch(texts, RankingTargets(anchor_rows, candidate_rows, *excluded))
 

@@ -12,7 +12,11 @@ from bertsmith.runtime import device
 from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
-from bertsmith.train.embedding.settings import EmbeddingRunSettings, resolve_settings
+from bertsmith.train.embedding.settings import (
+    EmbeddingRunSettings,
+    read_overrides,
+    resolve_settings,
+)
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
     load_start_model,
@@ -28,7 +32,7 @@ from bertsmith.train.embedding.training_data import (
 )
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
@@ -68,7 +72,7 @@ def finetune_embedder(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_table_overrides("embedding", config, values, assignments)
+    overrides = read_overrides(files, config, values, assignments)
     return start_run(
         run,
         "embedding",
@@ -108,7 +112,9 @@ def _train(
     mean_length = len(data.train.texts.ids) / len(data.train.texts)
     num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
     batch_tokens = round(num_texts * mean_length)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, context, settings.optim.optimizer
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)

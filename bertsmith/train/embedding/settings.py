@@ -5,9 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.settings import Settings
-from bertsmith.tasks.embedding_settings import EmbeddingSettings
-from bertsmith.train.engine.finetuning_overrides import build_run_values, check_data_files
+from bertsmith.settings import Settings, get_table
+from bertsmith.tasks.embedding_settings import DEFAULT_MAX_SEQLEN, LOSSES, EmbeddingSettings
+from bertsmith.train.engine.finetuning_overrides import (
+    Tables,
+    build_run_values,
+    check_data_files,
+    drop_default,
+    drop_default_max_seqlen,
+    read_table_overrides,
+)
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
 
@@ -26,6 +33,27 @@ class EmbeddingRunSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def read_overrides(
+    _data: Sequence[Path],
+    config: Path | str | None,
+    values: Mapping[str, Any] | None,
+    assignments: Sequence[str],
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables, as ``read_table_overrides`` does."""
+    return read_table_overrides("embedding", config, values, assignments, _drop_defaults)
+
+
+def _drop_defaults(tables: Tables, user_values: Mapping[str, Any]) -> None:
+    """Remove the defaults of another run that depend on its model or on its loss."""
+    drop_default_max_seqlen(tables, "embedding", DEFAULT_MAX_SEQLEN)
+    # Each kind of examples has a default loss, which the new data determine.
+    for losses in LOSSES.values():
+        drop_default(tables["embedding"], "loss", losses[0])
+    if "loss" in get_table(user_values, "embedding"):
+        # The default margin of the triplet loss, which other losses do not use.
+        tables["embedding"].pop("triplet_margin", None)
 
 
 def resolve_settings(

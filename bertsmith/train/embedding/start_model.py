@@ -24,12 +24,11 @@ from bertsmith.model.denoising_decoder import DenoisingDecoder
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLayer
 from bertsmith.tasks.embedding_settings import (
     BOUNDED_MARGIN,
+    DEFAULT_MAX_SEQLEN,
     UNBOUNDED_MARGIN,
     EmbeddingSettings,
 )
 
-#: Default maximum number of tokens of a text, if the start model does not specify one.
-_DEFAULT_MAX_SEQLEN: Final = 128
 #: Seed of the initialization of the decoder.
 _DECODER_SEED: Final = 0
 #: Maximum cosine distance, and maximum Euclidean distance of normalized vectors.
@@ -72,7 +71,7 @@ def load_start_model(
     if settings.max_seqlen is not None:
         encoder.config.check_max_seqlen("embedding.max_seqlen", settings.max_seqlen)
     max_seqlen = settings.max_seqlen or pooling.max_seq_length
-    max_seqlen = max_seqlen or min(_DEFAULT_MAX_SEQLEN, max_positions)
+    max_seqlen = max_seqlen or min(DEFAULT_MAX_SEQLEN, max_positions)
     pooling = replace(
         pooling,
         # All losses compare vectors by their cosine.

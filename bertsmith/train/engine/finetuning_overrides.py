@@ -29,7 +29,11 @@ _MAX_LR = 3e-4
 #: Minimum number of steps of a run with the default number of epochs.
 _MIN_STEPS = 100
 #: Defaults of earlier versions, by key: their runs can be resumed.
-EARLIER_DEFAULTS: Final = {"optim.lr": (_BASE_LR,), "schedule.min_steps": (1,)}
+EARLIER_DEFAULTS: Final = {
+    "optim.lr": (_BASE_LR,), "schedule.min_steps": (1,), "run.start_id": (None,),
+}  # fmt: skip
+#: Nested settings by the name of their table.
+Tables = dict[str, dict[str, Any]]
 #: Settings table of a kind of run -> the command.
 _COMMANDS: Final = {
     "embedding": "finetune embed", "reranking": "finetune rerank", "distill": "distill",
@@ -41,6 +45,7 @@ def read_table_overrides(
     config: Path | str | None,
     values: Mapping[str, Any] | None,
     assignments: Sequence[str],
+    drop_defaults: Callable[[Tables, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Return the user's settings as nested tables.
 
@@ -52,6 +57,8 @@ def read_table_overrides(
         config: The TOML file.
         values: Nested settings.
         assignments: Settings as "section.name=value".
+        drop_defaults: Removes the defaults that depend on the model or on other settings from the
+            tables of a settings.toml; the second argument is the user's other settings.
 
     Raises:
         SettingsError: If a setting has the wrong form, or the file has the settings of a run of
@@ -67,7 +74,11 @@ def read_table_overrides(
         )
     user_values = load_user_settings(None, values, assignments)
     if get_table(file_values, table).get("fingerprint"):
-        file_values = _drop_computed_values(table, file_values, user_values)
+        tables: Tables = {name: get_table(file_values, name) for name in file_values}
+        if drop_defaults is not None:
+            drop_defaults(tables, user_values)
+        _drop_computed_values(table, tables, user_values)
+        file_values = tables
     overrides = merge_settings(file_values, user_values)
     check_tables(overrides)
     return overrides
@@ -80,21 +91,35 @@ def check_tables(overrides: Mapping[str, Any]) -> None:
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
 
 
-def _drop_computed_values(
-    table: str, settings: Mapping[str, Any], user_values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the settings of another run without the values that the new run computes itself.
+def drop_default(table: dict[str, Any], name: str, default: Any) -> None:
+    """Remove a setting of another run that has the default value, which the new run may replace."""
+    if name in table and table[name] == default:
+        del table[name]
+
+
+def drop_default_lr(tables: Tables) -> None:
+    """Remove the learning rate of another run if it is the default of its model's width."""
+    width = tables.get("model", {}).get("width")
+    if isinstance(width, int) and width > 0:
+        drop_default(tables.get("optim", {}), "lr", get_default_lr(width))
+
+
+def drop_default_max_seqlen(tables: Tables, table: str, default: int) -> None:
+    """Remove the maximum length of another run if it is the default, limited by its model."""
+    max_positions = tables.get("model", {}).get("max_positions")
+    if isinstance(max_positions, int):
+        drop_default(tables[table], "max_seqlen", min(default, max_positions))
+
+
+def _drop_computed_values(table: str, tables: Tables, user_values: Mapping[str, Any]) -> None:
+    """Remove the values of another run that the new run computes itself.
 
     These are the model config except for the dropout rates, the start model, the hash of the files,
     what depends on the machine, the number of steps if epochs are set or the user sets a new
-    length, and the margin if the user sets a loss.
+    length.
     """
-    tables = {name: get_table(settings, name) for name in settings}
     drop_model_and_machine(tables)
     del tables[table]["fingerprint"]
-    if "loss" in get_table(user_values, table):
-        # The default margin of the triplet loss, which other losses do not use.
-        tables[table].pop("triplet_margin", None)
     schedule = tables.get("schedule", {})
     has_new_length = bool(get_table(user_values, "schedule").keys() & {"steps", "epochs"})
     if has_new_length or schedule.get("epochs") is not None:
@@ -102,10 +127,9 @@ def _drop_computed_values(
     if has_new_length:
         schedule.pop("epochs", None)
         schedule.pop("min_steps", None)
-    return tables
 
 
-def drop_model_and_machine(tables: dict[str, dict[str, Any]]) -> None:
+def drop_model_and_machine(tables: Tables) -> None:
     """Remove the start model and its config except for the dropout rates, and the machine.
 
     The device, precision, attention kernel and threads are selected again if the device was
@@ -121,6 +145,7 @@ def drop_model_and_machine(tables: dict[str, dict[str, Any]]) -> None:
     }
     run = tables.get("run", {})
     run.pop("start_from", None)
+    run.pop("start_id", None)
     if run.pop("world_size", None) is not None:
         run.pop("threads", None)
     if run.get("device") == "cuda":
@@ -169,7 +194,9 @@ def build_run_values(
 
 
 def check_run_arguments(
-    table: str,
+    read_overrides: Callable[
+        [Sequence[Path], Path | str | None, Mapping[str, Any], Sequence[str]], dict[str, Any]
+    ],
     resolve_settings: Callable[[Path, Sequence[Path], Mapping[str, Any]], Settings],
     model: Path,
     data: Sequence[Path],
@@ -181,7 +208,8 @@ def check_run_arguments(
     """Check the arguments of ``finetune embed`` or ``finetune rerank`` without importing torch.
 
     Args:
-        table: The settings table of this kind of run, such as "embedding".
+        read_overrides: Returns the user's settings from ``data``, ``config``, ``values`` and
+            ``assignments``.
         resolve_settings: Returns the settings of a run from its start model, training tables and
             overrides.
         model: Path or name of the model to start from.
@@ -195,19 +223,23 @@ def check_run_arguments(
         BertsmithError: If the run would reject these arguments.
     """
     check_run_directory(out)
-    overrides = read_table_overrides(table, config, values, assignments)
+    overrides = read_overrides(data, config, values, assignments)
     locate_model(model)
     resolve_settings(pin_model_path(model), data, overrides)
 
 
 def compute_default_lr(model: Path) -> float:
-    """Return the default learning rate of a model with a new output layer.
+    """Return the default learning rate of a model with a new output layer."""
+    directory = locate_model(model)
+    return get_default_lr(read_config(directory, read_info(directory)).width)
+
+
+def get_default_lr(width: int) -> float:
+    """Return the default learning rate of a model of this width with a new output layer.
 
     It is 3e-5 for a width of 768 or more. It is higher for narrower models, which learn little in
     three epochs at 3e-5 (docs/notebook.md): multiplied by (768 / width)², at most 3e-4.
     """
-    directory = locate_model(model)
-    width = read_config(directory, read_info(directory)).width
     lr = _BASE_LR * max(1.0, _BASE_WIDTH / width) ** 2
     return min(_MAX_LR, float(f"{lr:.1e}"))
 

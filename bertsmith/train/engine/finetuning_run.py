@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.bundle import hash_model_files, locate_model
 from bertsmith.compatibility import upgrade_finetuning_result
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
@@ -68,6 +69,13 @@ class FinetuneResult:
     late_signal: int | None = None
 
 
+def set_start_id(settings: SettingsType) -> SettingsType:
+    """Return the settings with the hash of the start model, which detects that it was replaced."""
+    run = vars(settings)["run"]
+    start_id = hash_model_files(locate_model(run.start_from))[:16]
+    return settings.model_copy(update={"run": run.model_copy(update={"start_id": start_id})})
+
+
 def open_run(
     run: Path,
     settings: SettingsType,
@@ -85,7 +93,8 @@ def open_run(
         table: The settings table with the data files, such as "embedding".
 
     Raises:
-        RunError: If the data files, or settings that affect the weights, have changed.
+        RunError: If the data files, the start model, or settings that affect the weights, have
+            changed.
     """
     check_files_unchanged(run, settings, table)
     is_finished = is_run_finished(run)

@@ -24,7 +24,7 @@ from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
-from bertsmith.train.engine.settings import FinetuneRunSettings
+from bertsmith.train.engine.settings import FinetuneRunSettings, OptimizerName
 from bertsmith.train.engine.threads import count_free_cores
 
 
@@ -41,6 +41,7 @@ def resolve_run_machine(
     config: ModelConfig,
     batch_tokens: int,
     context: RunContext,
+    optimizer: OptimizerName,
     *,
     is_encoder_frozen: bool = False,
 ) -> device.Machine:
@@ -51,6 +52,7 @@ def resolve_run_machine(
         config: Sizes of the model.
         batch_tokens: Number of tokens per step of all processes.
         context: Processes and progress of the run.
+        optimizer: Optimizer of the run.
         is_encoder_frozen: Whether no weights of the encoder are trained.
 
     Raises:
@@ -67,7 +69,7 @@ def resolve_run_machine(
     )
     # The check assumes that all weights are trained, which needs memory for gradients and moments.
     if options.num_frozen_layers is None and not is_encoder_frozen:
-        device.check_memory(machine, config, batch_tokens, options.micro_batch_tokens)
+        device.check_memory(machine, config, batch_tokens, options.micro_batch_tokens, optimizer)
     return machine
 
 

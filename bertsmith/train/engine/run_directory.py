@@ -118,6 +118,8 @@ def load_run_settings(
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
+        if key in ID_KEYS.values():
+            change += " (hash of the files)"
         is_moved = key in ID_KEYS and _has_same_id(ID_KEYS[key], stored_values, new_values)
         if is_moved or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
             changes[key] = new
@@ -219,8 +221,9 @@ def _describe_change(old: Any, new: Any) -> str:
             suffix = f" and {num_hidden:,} more" if num_hidden > 0 else ""
             parts.append(f"{label}: {', '.join(map(repr, changes[:_MAX_CHANGES]))}{suffix}")
     if len(parts) == 1:
-        index = next(i for i, item in enumerate(old) if item != new[i])
-        parts.append(f"the order differs from item {index + 1:,} on")
+        pairs = enumerate(zip(old, new, strict=False))
+        index = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
+        parts.append(f"the items differ from item {index + 1:,} on")
     return "; ".join(parts)
 
 

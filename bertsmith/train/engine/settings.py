@@ -85,6 +85,8 @@ class FinetuneRunSettings(SettingsTable):
 
     #: Model directory that the run starts from.
     start_from: str = ""
+    #: Hash of the files of ``start_from``; set by the run.
+    start_id: str | None = None
     #: Random seed of new weights, data order and dropout.
     seed: Seed = 0
     #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.

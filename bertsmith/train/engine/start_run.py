@@ -7,7 +7,12 @@ from typing import Any, TypeVar
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime.process_group import join_process_group
 from bertsmith.settings import SettingsType
-from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext, open_run
+from bertsmith.train.engine.finetuning_run import (
+    FinetuneResult,
+    RunContext,
+    open_run,
+    set_start_id,
+)
 from bertsmith.train.engine.run_device import check_norm, check_same_settings, set_world_size
 from bertsmith.train.engine.run_directory import check_run_directory, create_and_lock_run
 from bertsmith.train.engine.threads import restore_torch_settings
@@ -43,7 +48,7 @@ def start_run(
         if processes.is_main:
             check_run_directory(run)
         settings, inputs = load()
-        settings = set_world_size(settings, processes)
+        settings = set_world_size(set_start_id(settings), processes)
         values: Any = settings
         check_norm(values.model, processes)
         check_same_settings(settings, processes)

@@ -125,6 +125,7 @@ def _train(
         settings.model,
         min(settings.task.batch_size, len(train)) * mean_tokens,
         context,
+        settings.optim.optimizer,
         is_encoder_frozen=settings.features is not None and settings.features.frozen,
     )
     model = bundle.model.to(machine.device)

@@ -17,10 +17,19 @@ from bertsmith.settings import (
     parse_assignments,
 )
 from bertsmith.tasks.public import PUBLIC_TASKS
-from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
+from bertsmith.tasks.settings import (
+    DEFAULT_MAX_SEQLENS,
+    FAMILY_DEFAULTS,
+    FAMILY_KINDS,
+    TaskSettings,
+)
 from bertsmith.train.engine.finetuning_overrides import (
+    Tables,
     check_tables,
     compute_default_lr,
+    drop_default,
+    drop_default_lr,
+    drop_default_max_seqlen,
     drop_model_and_machine,
     get_model_overrides,
     resolve_length,
@@ -108,9 +117,9 @@ def _drop_computed_values(
 ) -> dict[str, Any]:
     """Return the settings of another run without the values that the new run computes itself.
 
-    These are the path and config of the start model (except for the dropout rates), the hash of the
-    data files, what depends on the machine, the number of steps if epochs are set, and task
-    settings with their default value.
+    These are the path and config of the start model (except for the dropout rates), the defaults
+    that depend on it, the hash of the data files, what depends on the machine, the number of steps
+    if epochs are set, and task settings with their default value.
     The training file, its labels and the validation files are also removed if ``data`` is another
     file or folder.
 
@@ -118,6 +127,7 @@ def _drop_computed_values(
         SettingsError: If the other run has another task.
     """
     tables = {name: get_table(settings, name) for name in settings}
+    _drop_model_defaults(tables)
     drop_model_and_machine(tables)
     task_table, schedule = tables["task"], tables.get("schedule", {})
     name = task_table.pop("name", task)
@@ -147,6 +157,18 @@ def _drop_computed_values(
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
     return tables
+
+
+def _drop_model_defaults(tables: Tables) -> None:
+    """Remove the learning rate and maximum length if they are the defaults of the run's model."""
+    features = tables.get("features")
+    if features is not None and features.get("frozen", True):
+        drop_default(tables.get("optim", {}), "lr", _FEATURE_LR)
+    else:
+        drop_default_lr(tables)
+    kind = tables["task"].get("kind", TaskSettings().kind)
+    family = next((name for name, kinds in FAMILY_KINDS.items() if kind in kinds), "classify")
+    drop_default_max_seqlen(tables, "task", DEFAULT_MAX_SEQLENS[family])
 
 
 def resolve_settings(

@@ -46,6 +46,7 @@ from bertsmith.train.engine.threads import (
     restore_torch_settings,
 )
 from bertsmith.train.pretraining import recipes
+from bertsmith.train.pretraining.finished_run import is_run_finished, load_finished_result
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
@@ -135,16 +136,20 @@ def _pretrain(
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
+        is_finished = processes.run_on_main(lambda: is_run_finished(run))
         stored_settings = processes.run_on_main(
             lambda: load_run_settings(
                 run,
                 settings,
                 user_values,
                 progress,
-                is_device_available=device.is_device_available,
+                # A finished run needs no device.
+                is_device_available=lambda name: is_finished or device.is_device_available(name),
                 accepted_defaults=recipes.get_accepted_defaults(settings),
             )
         )
+        if is_finished and stored_settings is not None:
+            return _finish(run, stored_settings, processes, progress)
         if stored_settings is None and processes.is_main:
             # Only a new run verifies the checksums, which requires reading the whole store.
             store.verify(progress)
@@ -170,6 +175,20 @@ def _pretrain(
         if session.settings != stored_settings and processes.is_main:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         return _train_for_duration(session, run, cost, start_time, progress)
+
+
+def _finish(
+    run: Path, settings: PretrainSettings, processes: ProcessGroup, progress: Progress
+) -> PretrainResult:
+    """Return the result of a finished run, draw its curve and remove its optimizer state."""
+
+    def load_result() -> PretrainResult:
+        curve_file = _draw_curve(run, settings, progress, is_finished=True)
+        if not settings.checkpoint.keep_optimizer:
+            checkpoint.remove_optimizer_state(run, progress)
+        return load_finished_result(run, settings, curve_file, progress)
+
+    return processes.run_on_main(load_result)
 
 
 def _train_for_duration(

@@ -103,8 +103,8 @@ class Session:
         settings = settings.model_copy(update={"run": run})
         assert run.micro_batch_tokens is not None
         _, max_seqlen = find_max_seqlen(settings)
-        batch_tokens = settings.data.batch_size * max_seqlen
-        device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
+        sizes = (settings.data.batch_size * max_seqlen, run.micro_batch_tokens)
+        device.check_memory(self.machine, settings.model, *sizes, settings.optim.optimizer)
         #: The machine without the other processes, for measurements.
         self._local_machine = replace(self.machine, processes=SINGLE_PROCESS)
         self.settings = settings

@@ -64,20 +64,28 @@ class NegativeSampler:
 class BatchSampler:
     """Draws the batches of each epoch."""
 
-    def __init__(self, examples: RerankingExamples, settings: RerankingSettings, seed: int) -> None:
+    def __init__(
+        self,
+        examples: RerankingExamples,
+        settings: RerankingSettings,
+        seed: int,
+        negatives: Ints | None = None,
+    ) -> None:
         """Create the sampler.
 
         Args:
             examples: The training examples; see ``find_usable_queries``.
             settings: Loss, batch size and negatives.
             seed: Seed of the order of the examples and of random documents.
+            negatives: The documents that can be drawn as random negatives; None: those of
+                ``examples``.
         """
         self._examples = examples
         self._settings = settings
         self._seed = seed
         self._is_pointwise = settings.loss == "bce"
         self._query_rows = examples.query_rows
-        self._negatives = NegativeSampler(examples.documents)
+        self._negatives = NegativeSampler(examples.documents if negatives is None else negatives)
         self._epoch: int | None = None
         self._order = np.empty(0, np.int64)
 

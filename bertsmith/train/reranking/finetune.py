@@ -23,7 +23,7 @@ from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import format_heldout_sizes, log_counts
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides, read_table_overrides
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides
 from bertsmith.train.engine.finetuning_run import FinetuneResult, RunContext
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
@@ -34,7 +34,11 @@ from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
-from bertsmith.train.reranking.settings import RerankingRunSettings, resolve_settings
+from bertsmith.train.reranking.settings import (
+    RerankingRunSettings,
+    read_overrides,
+    resolve_settings,
+)
 from bertsmith.train.reranking.training_data import RerankingData, read_data
 
 #: The head of a reranker. In config.json it is a regression with one output.
@@ -72,7 +76,7 @@ def finetune_reranker(
     """
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
-    overrides = read_table_overrides("reranking", config, values, assignments)
+    overrides = read_overrides(files, config, values, assignments)
     return start_run(
         run,
         "reranking",
@@ -124,7 +128,9 @@ def _train(
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, data = inputs
     batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, context)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, context, settings.optim.optimizer
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -137,6 +143,7 @@ def _train(
         bundle.tokenizer,
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
+        negatives=data.negatives,
     )
     _log_summary(context.progress, context.run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))

@@ -10,6 +10,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.device import Machine
+from bertsmith.tasks.embedding_data import Ints
 from bertsmith.tasks.reranking_data import PairEncoder, RerankingExamples
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.text.wordpiece import Tokenizer
@@ -49,6 +50,7 @@ class RerankingObjective:
         *,
         micro_batch_tokens: int,
         seed: int,
+        negatives: Ints | None = None,
     ) -> None:
         """Create the objective.
 
@@ -62,6 +64,8 @@ class RerankingObjective:
             micro_batch_tokens: Maximum tokens of a micro-batch. The documents of a query are not
                 split.
             seed: Seed of the order of the queries and of random documents.
+            negatives: The documents that can be drawn as random negatives; None: those of
+                ``examples``.
         """
         assert settings.max_seqlen is not None
         self.model = model
@@ -71,7 +75,7 @@ class RerankingObjective:
         self._machine = machine
         self._tokenizer = tokenizer
         self._micro_batch_tokens = micro_batch_tokens
-        self._sampler = BatchSampler(examples, settings, seed)
+        self._sampler = BatchSampler(examples, settings, seed, negatives)
         self.iter_batches = build_batch_iterator(self.make_micro_batches)
         self._encoder = PairEncoder(examples.texts, tokenizer, settings.max_seqlen)
 

@@ -33,12 +33,15 @@ class RerankingData:
     Attributes:
         settings: The settings, with the number of random negatives.
         train: Training examples; each query has a term in the loss.
+        negatives: The documents that can be drawn as random negatives: those of all training
+            queries, also of queries without a term in the loss.
         heldout: Held-out queries by name.
         counts: For each file, how many examples were read and skipped.
     """
 
     settings: RerankingSettings
     train: RerankingExamples
+    negatives: Ints
     heldout: dict[str, HeldoutQueries]
     counts: dict[str, ExampleCounts]
 
@@ -82,8 +85,9 @@ def read_data(settings: RerankingSettings, tokenizer: Tokenizer) -> RerankingDat
             counts[name] = file_counts[0]
     else:
         train, heldout["heldout"] = _hold_out(train, settings)
+    negatives = train.documents
     train = _select_usable_queries(train, settings, counts[names[0]])
-    return RerankingData(settings, train, heldout, counts)
+    return RerankingData(settings, train, negatives, heldout, counts)
 
 
 def _resolve_negatives(

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from bertsmith import bundle
-from bertsmith.errors import BertsmithError
+from bertsmith.errors import BertsmithError, SettingsError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.distillation.distill import distill
 from bertsmith.train.engine import loop
@@ -176,6 +176,19 @@ def test_unsuitable_settings_are_errors(
     with pytest.raises(BertsmithError, match=message):
         train(teacher, tmp_path / "run", text_store, distill=settings)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_relations_of_frozen_layers_are_rejected(
+    text_store: Path, tmp_path: Path, norm: str
+) -> None:
+    """With frozen layers nothing is left to train: a pre-norm student's last norm is unused."""
+    run = tmp_path / "teacher"
+    assignments = make_assignments(model__norm=f'"{norm}"', data__nsp="false")
+    pretrain(text_store, run, assignments=assignments, steps=1)
+    frozen = {"num_frozen_layers": 1}
+    with pytest.raises(SettingsError, match="num_frozen_layers: all layers are frozen"):
+        train(run, tmp_path / "run", text_store, run=frozen, distill={"objective": "relations"})
 
 
 def test_data_must_be_a_store_of_the_same_vocabulary(

@@ -1,7 +1,9 @@
 """Settings that all kinds of fine-tuning resolve in the same way."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import tomli_w
@@ -11,14 +13,22 @@ from bertsmith.settings import SettingsTable
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.train.distillation.settings import DistillSettings
+from bertsmith.train.embedding import settings as embedding_settings
 from bertsmith.train.engine.finetuning_overrides import (
     check_data_files,
     compute_default_lr,
     get_model_overrides,
-    read_table_overrides,
     resolve_length,
 )
-from bertsmith.train.finetuning.settings import read_overrides
+from bertsmith.train.finetuning import settings as finetuning_settings
+from bertsmith.train.reranking import settings as reranking_settings
+
+#: Settings table -> function that reads the settings.toml of such a run.
+_READERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
+    "task": lambda config: finetuning_settings.read_overrides("classify", None, config, None, ()),
+    "embedding": lambda config: embedding_settings.read_overrides((), config, None, ()),
+    "reranking": lambda config: reranking_settings.read_overrides((), config, None, ()),
+}
 
 
 @pytest.mark.parametrize("table", ["task", "embedding"])
@@ -39,16 +49,80 @@ def test_settings_of_a_run_on_another_machine(
     stored = {
         table: {"fingerprint": "1a2b"},
         "model": {"width": 8, "dropout": 0.2},
-        "run": {"start_from": "model", "seed": 5, **machine},
+        "run": {"start_from": "model", "start_id": "3c4d", "seed": 5, **machine},
     }
     config = tmp_path / "settings.toml"
     config.write_text(tomli_w.dumps(stored))
-    if table == "task":
-        overrides = read_overrides("classify", None, config, None, ())
-    else:
-        overrides = read_table_overrides(table, config, None, ())
+    overrides = _READERS[table](config)
     assert overrides["run"] == {"seed": 5, **expected}
     assert overrides["model"] == {"dropout": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "expected"),
+    [
+        ("task", {}, {}),
+        ("task", {"lr": 1e-3}, {"lr": 1e-3}),
+        ("task", {"lr": 1e-3, "features": {"layers": "last"}}, {}),
+        ("task", {"lr": 3e-4, "features": {"layers": "last"}}, {"lr": 3e-4}),
+        ("task", {"lr": 3e-4, "features": {"layers": "last", "frozen": False}}, {}),
+        ("task", {"max_seqlen": 32}, {"max_seqlen": 32}),
+        ("task", {"kind": "span", "max_seqlen": 384, "max_positions": 512}, {}),
+        ("task", {"kind": "span", "max_seqlen": 128, "max_positions": 512}, {"max_seqlen": 128}),
+        ("embedding", {"lr": 3e-5}, {"lr": 3e-5}),
+        ("embedding", {"lr": 3e-5, "max_seqlen": 32}, {"lr": 3e-5, "max_seqlen": 32}),
+        ("reranking", {}, {}),
+        ("reranking", {"lr": 3e-5, "max_seqlen": 63}, {"lr": 3e-5, "max_seqlen": 63}),
+    ],
+)
+def test_defaults_of_another_model_are_replaced(
+    tmp_path: Path, table: str, changes: dict[str, Any], expected: dict[str, object]
+) -> None:
+    """A settings.toml has no learning rate and maximum length that its model determined.
+
+    The defaults are 3e-4 for a width of 192, or 1e-3 with a frozen encoder below a BiLSTM, and 128
+    tokens or 384 for questions, limited by the positions of the model.
+    """
+    values = {"lr": 3e-4, "max_seqlen": 64, "max_positions": 64, **changes}
+    stored = {
+        "model": {"width": 192, "max_positions": values.pop("max_positions")},
+        "optim": {"lr": values.pop("lr")},
+    }
+    if "features" in values:
+        stored["features"] = values.pop("features")
+    stored[table] = {"fingerprint": "1a2b", **values}
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps(stored))
+    overrides = _READERS[table](config)
+    remaining = {**overrides["optim"], **overrides[table]}
+    assert {name: remaining[name] for name in ("lr", "max_seqlen") if name in remaining} == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "stored", "name", "expected"),
+    [
+        ("reranking", {"random_negatives": 4}, "same", {"random_negatives": 4}),
+        ("reranking", {"random_negatives": 4}, "other", {}),
+        ("reranking", {"random_negatives": 0}, "other", {}),
+        ("reranking", {"random_negatives": 2}, "other", {"random_negatives": 2}),
+        ("reranking", {"loss": "bce", "batch_size": 32}, "same", {"loss": "bce"}),
+        ("reranking", {"loss": "mnrl", "batch_size": 32}, "same",
+         {"loss": "mnrl", "batch_size": 32}),
+        ("embedding", {"loss": "mnrl"}, "other", {}),
+        ("embedding", {"loss": "cosent"}, "other", {}),
+        ("embedding", {"loss": "triplet"}, "other", {"loss": "triplet"}),
+    ],
+)  # fmt: skip
+def test_defaults_of_other_data_are_replaced(
+    tmp_path: Path, table: str, stored: dict[str, Any], name: str, expected: dict[str, Any]
+) -> None:
+    """A settings.toml has no defaults that its loss, or data that are replaced, determined."""
+    train_files = {"train_files": [str(tmp_path / "same")]}
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps({table: {"fingerprint": "1a2b", **train_files, **stored}}))
+    settings_module: Any = embedding_settings if table == "embedding" else reranking_settings
+    overrides = settings_module.read_overrides([tmp_path / name], config, None, ())
+    assert overrides[table] == train_files | expected
 
 
 @pytest.mark.parametrize("schedule", [{}, {"decay": "linear"}])

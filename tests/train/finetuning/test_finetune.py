@@ -16,6 +16,7 @@ from torch.nn import functional
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import RunError, SettingsError
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime import device
 from bertsmith.settings import read_toml
@@ -453,6 +454,30 @@ def test_frozen_layers_do_not_change(start_model: Path, tmp_path: Path) -> None:
             assert torch.equal(old_weights[name], tensor), name
         elif name.startswith("bert.encoder.layer.1.") and name.endswith("weight"):
             assert not torch.equal(old_weights[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"run": {"threads": 1, "num_frozen_layers": 2}}, {"features": {"layers": "last", "width": 8}}],
+    ids=["num_frozen_layers", "features"],
+)
+def test_statistics_of_a_frozen_batch_norm_do_not_change(
+    start_model: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The running statistics of frozen layers do not change either."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    start = bundle.load(start_model)
+    config = start.config.model_copy(update={"norm": "batch"})
+    batch_norm_model = tmp_path / "start"
+    bundle.save(batch_norm_model, BertForPreTraining(config), start.tokenizer, {})
+    result = finetune_table(batch_norm_model, tmp_path / "run", data, "single", **changes)
+    assert result.model is not None
+    old_weights = load_file(batch_norm_model / bundle.WEIGHTS_FILE)
+    new_weights = load_file(result.model / bundle.WEIGHTS_FILE)
+    names = [name for name in old_weights if name.endswith(("running_mean", "running_var"))]
+    assert names
+    for name in names:
+        assert torch.equal(old_weights[name], new_weights[name]), name
 
 
 def test_losses_equal_those_of_transformers() -> None:

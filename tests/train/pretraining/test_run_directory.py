@@ -61,6 +61,7 @@ def test_new_values_that_do_not_affect_the_weights_are_used(
     weights = (run / "model" / "model.safetensors").read_bytes()
     for step in (4, 5, 6):
         shutil.rmtree(run / "checkpoints" / f"step-{step}")
+    shutil.rmtree(run / "model")
     train(steps=6, checkpoint__keep=1, checkpoint__steps=2, run__log_every=5)
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     stored = read_toml(run / SETTINGS_FILE)
@@ -307,6 +308,7 @@ def test_continued_run_does_not_need_its_start_model(train: TrainFunction, tmp_p
     _stop_run(run, 2)
     train(start_from=str(first), **options)
     assert (run / "model" / "model.safetensors").read_bytes() == expected
+    shutil.rmtree(run / "model")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ModelError, match="first: no such file"):
         train(start_from=str(first), **options)

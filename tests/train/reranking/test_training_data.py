@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.tasks.reranking_settings import LossName, RerankingSettings
+from bertsmith.train.reranking.batches import BatchSampler
 from bertsmith.train.reranking.evaluation import RANKING_METRICS, HeldoutQueries
 from bertsmith.train.reranking.training_data import read_data
-from tests.train.conftest import make_tokenizer
+from tests.train.conftest import WORDS, make_tokenizer
 from tests.train.embedding.conftest import WriteTable
 from tests.train.reranking.conftest import make_rows
 
@@ -28,6 +29,27 @@ def test_a_single_held_out_query_is_ranked_among_training_documents(
     assert heldout.metric_names == RANKING_METRICS
     assert heldout.examples.counts.tolist() == [5], "all documents"
     assert sorted(heldout.examples.scores.tolist()) == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("loss", ["ranknet", "mnrl"])
+def test_documents_of_unusable_queries_are_random_negatives(
+    write_table: WriteTable, loss: LossName
+) -> None:
+    """A query that is usable only with random negatives gets those of queries that are not."""
+    words = WORDS[:12]
+    rows = [{"query": f"fa {word}", "document": f"ba {word}", "score": 0.0} for word in words]
+    rows[0]["score"] = 1.0
+    settings = RerankingSettings(
+        train_files=[str(write_table("t.jsonl", rows))],
+        validation_files={"dev": str(write_table("dev.jsonl", make_rows("scored", 4)))},
+        max_seqlen=43,
+        loss=loss,
+        random_negatives=4,
+    )
+    data = read_data(settings, make_tokenizer())
+    sampler = BatchSampler(data.train, settings, 0, data.negatives)
+    (group,) = sampler.draw_batch(0, 0)
+    assert group.scores.tolist() == [1, 0, 0, 0, 0]
 
 
 def test_held_out_queries_without_contrast_get_other_documents(write_table: WriteTable) -> None:
