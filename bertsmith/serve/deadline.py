@@ -136,10 +136,14 @@ class Deadline:
 
     def check(self) -> None:
         """Raise DisconnectedError for a cancelled request, DeadlineExceededError for a late one."""
-        if self.is_cancelled:
-            raise DisconnectedError("the client disconnected")
+        self.check_connection()
         if self.get_remaining_seconds() < 0:
             raise create_deadline_error()
+
+    def check_connection(self) -> None:
+        """Raise DisconnectedError for a cancelled request."""
+        if self.is_cancelled:
+            raise DisconnectedError("the client disconnected")
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
         """Cancel a future as soon as the client disconnects, which may already have happened."""
