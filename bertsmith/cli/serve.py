@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -226,11 +226,18 @@ def _run_process(
     with require_extra("serve", "serving"):
         from bertsmith.serve.launch import ServerProcess
     options = replace(options, device=resolve_device(options.device))
-    process = ServerProcess(options, open_model, log, tracing)
+    process = ServerProcess(options, open_model, _log_if_possible, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     process.run(sock, message)
     if process.has_failed:
         raise RunError("a model thread has died: its error is above; restart the server")
+
+
+def _log_if_possible(text: str) -> None:
+    """Print a message on stderr; a server continues to run if stderr cannot be written."""
+    # rich raises SystemExit if the reader of stderr has exited.
+    with suppress(OSError, SystemExit):
+        log(text)
 
 
 @contextmanager
@@ -268,7 +275,7 @@ def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str)
             partial(_run_worker, options, message),
             sock,
             options.num_processes,
-            log=log,
+            log=_log_if_possible,
             on_exit=partial(mark_process_dead, path=directory),
         ).run()
 

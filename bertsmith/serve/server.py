@@ -20,7 +20,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bertsmith.serve.errors import create_error_response
+from bertsmith.serve.errors import create_error_response, log_failure
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.proxies import ANY_PROXY, keep_last_forwarded_address
 from bertsmith.serve.sending import CONNECTION_KEY
@@ -223,8 +223,12 @@ class _Server(uvicorn.Server):
         """Reload after each SIGHUP, in a thread of its own."""
         while self._needs_reload.wait():
             self._needs_reload.clear()
-            if self._reload is not None:
+            if self._reload is None:
+                continue
+            try:
                 self._reload()
+            except Exception as error:  # noqa: BLE001 - later signals must have an effect
+                log_failure("a reload", error)
 
 
 def freeze_objects() -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.server import create_config, create_server, serve_until_signal
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.sockets import bind_socket, bind_unix_socket, start_listening
+from tests.serve.model_pause import wait_until
 
 
 def _empty_app() -> RequestMiddleware:
@@ -63,6 +65,26 @@ def test_sighup_reloads_unless_it_is_ignored() -> None:
                 )
                 assert not server.should_exit
             assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
+
+
+def test_failed_reload_does_not_disable_later_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of the reload function is logged, and the next SIGHUP reloads."""
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    calls: Queue[None] = Queue()
+
+    def reload() -> None:
+        calls.put(None)
+        raise ValueError
+
+    try:
+        server = create_server(_empty_app(), create_config(ServeSettings()), reload=reload)
+        with server.capture_signals():
+            for _ in range(2):
+                signal.raise_signal(signal.SIGHUP)
+                calls.get(timeout=60)
+            wait_until(lambda: caplog.text.count("a reload failed with ValueError") == 2)
     finally:
         signal.signal(signal.SIGHUP, previous_handler)
 
