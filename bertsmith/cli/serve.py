@@ -48,6 +48,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+|null")
     )
 )
 def serve(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -185,7 +186,7 @@ def serve(
             scheme = "http" if certificate is None else "https"
             address = f"{scheme}://{url_host}:{bound_port}"
         else:
-            server_socket = bind_unix_socket(uds)
+            server_socket = context.with_resource(bind_unix_socket(uds))
             hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
             address = str(uds)
         for _, path in named_models:

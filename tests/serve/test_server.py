@@ -5,6 +5,7 @@ import resource
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -132,17 +133,49 @@ def test_second_signal_ends_the_drain_time(signal_number: signal.Signals) -> Non
     assert asyncio.run(server.on_tick(1))
 
 
-def test_unix_socket_replaces_that_of_a_stopped_server(tmp_path: Path) -> None:
-    """The file of a stopped server is replaced, but not that of a running one."""
+@pytest.mark.parametrize("state", ["loading", "listening", "without a lock"])
+def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path, state: str) -> None:
+    """This also holds while the server loads its models, and for servers of earlier versions."""
     path = tmp_path / "server.sock"
-    bind_unix_socket(path).close()
     with bind_unix_socket(path) as sock:
-        start_listening(sock)
+        if state != "loading":
+            start_listening(sock)
+        if state == "without a lock":
+            (tmp_path / ".server.sock.lock").unlink()
+        inode = path.stat().st_ino
+        with (
+            pytest.raises(SettingsError, match="another server uses it"),
+            bind_unix_socket(path),
+        ):
+            pass
+        assert path.stat().st_ino == inode
+
+
+def test_unix_socket_of_a_stopped_server_is_replaced_or_removed(tmp_path: Path) -> None:
+    """A crashed server leaves its file, which is replaced; a server that fails removes its file."""
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+    with suppress(KeyboardInterrupt), bind_unix_socket(path):
         assert path.stat().st_mode & 0o777 == 0o660
-        with pytest.raises(SettingsError, match="another server listens there"):
-            bind_unix_socket(path)
-    with pytest.raises(SettingsError, match="cannot create the socket: No such file"):
-        bind_unix_socket(tmp_path / "missing" / "server.sock")
+        raise KeyboardInterrupt
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing/server.sock", "No such file"), ("text", "already in use")]
+)
+def test_unusable_path_of_a_unix_socket_is_an_error(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    """A folder that does not exist is an error, and a file that is not a socket is not removed."""
+    (tmp_path / "text").write_text("a")
+    with (
+        pytest.raises(SettingsError, match=f"cannot create the socket: .*{message}"),
+        bind_unix_socket(tmp_path / name),
+    ):
+        pass
+    assert (tmp_path / "text").read_text() == "a"
 
 
 def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
