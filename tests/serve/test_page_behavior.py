@@ -199,6 +199,34 @@ def test_unreachable_server_has_a_banner(browser: Any, page_url: str) -> None:
 
 
 @needs_browser
+def test_request_that_a_proxy_rejects_is_sent_again_only_once(browser: Any, page_url: str) -> None:
+    """The second error is shown, although the server can be reached; a click sends it again."""
+    page = open_page(browser, page_url)
+    panel = page.get_by_role("tabpanel")
+    wait_for_result(panel)
+    routes: list[Any] = []
+
+    def reject(route: Any) -> None:
+        routes.append(route)
+        route.fulfill(status=504, content_type="text/html", body="<h1>504 Gateway Time-out</h1>")
+
+    page.route("**/fill", reject)
+    button = panel.get_by_role("button", name="Fill in", exact=True)
+    button.click()
+    error = panel.get_by_role("alert")
+    error.wait_for()
+    assert error.inner_text() == "the server answered with status 504"
+    page.locator("#banner").wait_for(state="hidden")
+    # A third request would follow after two seconds.
+    page.wait_for_timeout(2500)
+    assert len(routes) == 2
+    page.unroute("**/fill")
+    button.click()
+    panel.locator(".answered").wait_for()
+    page.context.close()
+
+
+@needs_browser
 @pytest.mark.parametrize("title", ["Fill in", "Similarity"])
 def test_copied_commands_work(browser: Any, page_url: str, title: str) -> None:
     """The copied curl command and Python program get the response that the page shows."""
