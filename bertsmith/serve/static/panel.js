@@ -193,15 +193,7 @@ export class Panel {
   #showResult(value, { body, model, values, milliseconds, unknownShare }) {
     const { signal } = this.#resultController;
     const onError = (error) => { if (error.name !== "AbortError") this.#onError(error); };
-    const call = async (path, content) => {
-      try {
-        return (await request(path, content, signal)).value;
-      } catch (error) {
-        onError(error);
-        return null;
-      }
-    };
-    const context = { body, call, model, onError, signal, state: this.#state, values };
+    const context = { body, model, onError, signal, state: this.#state, values };
     const tokens = createTokenView(model.name, this.#tab.texts(values), {
       isOpen: this.#showsTokens, onToggle: (isOpen) => { this.#showsTokens = isOpen; }, onError, signal,
     });
