@@ -276,7 +276,6 @@ class _LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; send 431 if an unfinished header or trailer exceeds the limit."""
         self._has_parsed = False
-        self._unset_keepalive_if_required()
         self._parse(data)
         self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
         if self._is_header_too_large() and not self.transport.is_closing():
@@ -306,6 +305,9 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Restart the header timer and size for the next request of the connection."""
+        # Line breaks between requests, and the rest of an answered request's body, do not end the
+        # keep-alive timeout, because no other timer would close the connection after them.
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._parsed_bytes = 0
         self._start_header_timer()
