@@ -112,6 +112,22 @@ def test_token_bucket_allows_its_amount_per_minute() -> None:
     assert bucket.take(1) > 0
 
 
+@pytest.mark.parametrize(("per_minute", "num_requests"), [(1.0, 1), (3.0, 3), (2.5, 2), (0.5, 1)])
+def test_requests_of_a_burst_are_limited_by_the_amount_per_minute(
+    per_minute: float, num_requests: int
+) -> None:
+    """The time that passes within the burst does not add a request; the returned wait does."""
+    clock = FakeClock()
+    bucket = TokenBucket(per_minute, clock=clock)
+    waits = []
+    for _ in range(num_requests + 2):
+        waits.append(bucket.take(1))
+        clock.now += 1e-3
+    assert [seconds == 0 for seconds in waits] == [True] * num_requests + [False] * 2
+    clock.now += waits[-1]
+    assert bucket.take(1) == 0
+
+
 def test_refunded_tokens_are_available_again() -> None:
     """The level never exceeds the amount per minute."""
     clock = FakeClock()
