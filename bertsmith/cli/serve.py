@@ -176,7 +176,10 @@ def serve(
         from bertsmith.serve.options import ServerOptions
         from bertsmith.serve.settings import ServeSettings
         from bertsmith.serve.sockets import bind_socket, bind_unix_socket
+        from bertsmith.serve.terminal import ignore_hangups
 
+        # A server reloads on SIGHUP, so the signal must not end it while it loads its models.
+        context.with_resource(ignore_hangups())
         settings = ServeSettings.parse(limits, "--set serve")
         if uds is None:
             server_socket = bind_socket(host, port)

@@ -14,11 +14,13 @@ import pytest
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve import server as server_module
+from bertsmith.serve import terminal
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.server import create_config, create_server, serve_until_signal
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.sockets import bind_socket, bind_unix_socket, start_listening
+from bertsmith.serve.terminal import ignore_hangups
 from tests.serve.model_pause import wait_until
 
 
@@ -101,6 +103,29 @@ def test_server_stops_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGHUP)
             assert server.should_exit
             server._captured_signals.clear()
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_sighup_before_the_start_is_ignored_unless_the_terminal_is_closed(
+    monkeypatch: pytest.MonkeyPatch, has_terminal: bool
+) -> None:
+    """A closed terminal ends the command; a server without a terminal ignores the signal."""
+    hangups: list[int] = []
+    previous_handler = signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
+    try:
+        monkeypatch.setattr(terminal, "has_terminal", lambda: has_terminal)
+        with ignore_hangups():
+            signal.raise_signal(signal.SIGHUP)
+            assert not hangups
+            monkeypatch.setattr(terminal, "has_terminal", lambda: False)
+            signal.raise_signal(signal.SIGHUP)
+            assert len(hangups) == has_terminal
+        # nohup ignores SIGHUP; it remains ignored.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with ignore_hangups():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous_handler)
 
