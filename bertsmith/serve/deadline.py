@@ -1,5 +1,6 @@
 """Request deadlines, and the errors of requests that end without an answer."""
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class Deadline:
             if seconds:
                 raise BusyError(
                     f"the limit of this API key is {self.token_bucket.per_minute:,.0f} tokens per "
-                    f"minute; retry in {max(seconds, 1.0):.0f} seconds",
+                    f"minute; retry in {math.ceil(max(seconds, 1.0))} seconds",
                     seconds,
                 )
 

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from bertsmith.errors import SettingsError
+from bertsmith.serve.deadline import BusyError
+from bertsmith.serve.errors import create_busy_response
 from bertsmith.serve.keys import FailedLogins, KeyRing, KeySettings, read_key_file
 from bertsmith.serve.launch import ServerProcess
 from bertsmith.serve.models import ServedModel
@@ -126,6 +128,13 @@ def test_requests_of_a_burst_are_limited_by_the_amount_per_minute(
     assert [seconds == 0 for seconds in waits] == [True] * num_requests + [False] * 2
     clock.now += waits[-1]
     assert bucket.take(1) == 0
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.2, "2"), (2.0, "2")])
+def test_retry_after_is_rounded_up(seconds: float, header: str) -> None:
+    """A client that waits as long as Retry-After says is not rejected again."""
+    response = create_busy_response(BusyError("busy", seconds))
+    assert response.headers["retry-after"] == header
 
 
 def test_refunded_tokens_are_available_again() -> None:
