@@ -184,7 +184,7 @@ def convert(
 def docstrings(
     out: Out = None,
     processes: Annotated[
-        int | None, typer.Option(help="Number of processes. Default: one per core.")
+        int | None, typer.Option(help="Number of processes. Default: one per core.", min=1)
     ] = None,
     force: corpus_options.Force = False,
 ) -> None:

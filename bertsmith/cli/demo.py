@@ -10,6 +10,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_line
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import REFERENCE_MODEL
+from bertsmith.cli.signals import Interrupted
 from bertsmith.errors import InputError
 from bertsmith.settings import read_stored_settings
 
@@ -142,6 +143,10 @@ def _run_command(*arguments: object) -> None:
     command = [str(argument) for argument in arguments]
     log("")
     log(f"$ bertsmith {shlex.join(command)}")
-    status = app(command, standalone_mode=False)
+    try:
+        status = app(command, standalone_mode=False)
+    except Interrupted:
+        # The message says how to continue the demo, not its last command.
+        raise Interrupted("demo") from None
     if status:
         raise typer.Exit(status)

@@ -21,7 +21,6 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     Model,
     check_device,
-    check_unused_options,
     find_model,
     load_model,
     open_texts,
@@ -64,8 +63,6 @@ def fill(
     not fit together. A word that starts with ## continues the word before it. [SEP] in the text
     separates two segments.
     """
-    if text != [STDIN]:
-        check_unused_options({"--format": lines_format}, "only valid with -; remove it")
     # The model reads texts in batches, ahead of those that are printed.
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownTokenWarning()

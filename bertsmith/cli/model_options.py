@@ -359,9 +359,15 @@ def count_lines(name: str) -> int | None:
 def open_texts(arguments: list[str], lines_format: LinesFormat | None) -> Iterator[str]:
     """Return the texts given as arguments, or the lines of standard input if the only one is ``-``.
 
-    Raises InputError if standard input looks like a table, unless ``lines_format`` is set.
+    Raises InputError if standard input looks like a table, unless ``lines_format`` is set; if ``-``
+    is one of several arguments; and for texts with ``lines_format``, which would have no effect.
     """
-    return open_lines(STDIN, lines_format) if arguments == [STDIN] else iter(arguments)
+    if arguments == [STDIN]:
+        return open_lines(STDIN, lines_format)
+    if STDIN in arguments:
+        raise InputError("- reads all texts from standard input; remove the other texts, or the -")
+    check_unused_options({"--format": lines_format}, "only valid with -; remove it")
+    return iter(arguments)
 
 
 def open_lines(name: str, lines_format: LinesFormat | None) -> Iterator[str]:

@@ -8,7 +8,6 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_table
 from bertsmith.cli.model_options import (
-    STDIN,
     Device,
     Fast,
     Json,
@@ -16,6 +15,7 @@ from bertsmith.cli.model_options import (
     Model,
     load_fine_tuned_model,
     open_lines,
+    open_texts,
 )
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
@@ -66,10 +66,8 @@ def rerank(
         raise InputError("give the documents either as arguments or with --documents FILE")
     if documents_file is not None:
         texts = list(open_lines(str(documents_file), lines_format))
-    elif documents == [STDIN]:
-        texts = list(open_lines(STDIN, lines_format))
     else:
-        texts = list(documents or [])
+        texts = list(open_texts(documents or [], lines_format))
     if not texts:
         raise InputError("there are no documents; expected at least one")
     bundle = load_fine_tuned_model(model, device, fast=fast)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+|null")
     )
 )
 def serve(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -175,7 +176,10 @@ def serve(
         from bertsmith.serve.options import ServerOptions
         from bertsmith.serve.settings import ServeSettings
         from bertsmith.serve.sockets import bind_socket, bind_unix_socket
+        from bertsmith.serve.terminal import ignore_hangups
 
+        # A server reloads on SIGHUP, so the signal must not end it while it loads its models.
+        context.with_resource(ignore_hangups())
         settings = ServeSettings.parse(limits, "--set serve")
         if uds is None:
             server_socket = bind_socket(host, port)
@@ -185,7 +189,7 @@ def serve(
             scheme = "http" if certificate is None else "https"
             address = f"{scheme}://{url_host}:{bound_port}"
         else:
-            server_socket = bind_unix_socket(uds)
+            server_socket = context.with_resource(bind_unix_socket(uds))
             hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
             address = str(uds)
         for _, path in named_models:
@@ -226,11 +230,18 @@ def _run_process(
     with require_extra("serve", "serving"):
         from bertsmith.serve.launch import ServerProcess
     options = replace(options, device=resolve_device(options.device))
-    process = ServerProcess(options, open_model, log, tracing)
+    process = ServerProcess(options, open_model, _log_if_possible, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     process.run(sock, message)
     if process.has_failed:
         raise RunError("a model thread has died: its error is above; restart the server")
+
+
+def _log_if_possible(text: str) -> None:
+    """Print a message on stderr; a server continues to run if stderr cannot be written."""
+    # rich raises SystemExit if the reader of stderr has exited.
+    with suppress(OSError, SystemExit):
+        log(text)
 
 
 @contextmanager
@@ -268,7 +279,7 @@ def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str)
             partial(_run_worker, options, message),
             sock,
             options.num_processes,
-            log=log,
+            log=_log_if_possible,
             on_exit=partial(mark_process_dead, path=directory),
         ).run()
 

@@ -16,6 +16,7 @@ from bertsmith.serve.deadline import (
     SHUTDOWN_MESSAGE,
     BusyError,
     Deadline,
+    DisconnectedError,
     RequestTooLargeError,
     ShuttingDownError,
 )
@@ -141,6 +142,7 @@ class Batcher:
             BusyError: the queue is full, the call would not be answered in time, or the client has
                 used its tokens.
             ShuttingDownError: the batcher is closed.
+            DisconnectedError: the client has already disconnected.
         """
         num_tokens = sum(length for length, _ in payloads)
         if num_tokens > self._max_call_tokens:
@@ -148,6 +150,7 @@ class Batcher:
                 f"the limit is {self._max_call_tokens:,} tokens per request, got {num_tokens:,}; "
                 "split the request"
             )
+        deadline.check_connection()
         deadline.charge_tokens(num_tokens)
         call = Call(
             key,
@@ -159,7 +162,6 @@ class Batcher:
             self._clock(),
             deadline.trace_context,
         )
-        deadline.cancel_on_disconnect(call.future)
         if not payloads:
             call.future.set_result([])
             return call.future
@@ -168,13 +170,16 @@ class Batcher:
                 raise ShuttingDownError(SHUTDOWN_MESSAGE)
             call.future.add_done_callback(partial(_refund_if_rejected, deadline, num_tokens))
             try:
+                # A call of a client that has disconnected meanwhile must not evict other calls.
+                deadline.check_connection()
                 self._scheduler.add(call)
-            except BusyError as error:
-                call.future.set_exception(error)
+            except (BusyError, DisconnectedError) as error:
+                call.fail(error)
                 raise
-            # If the client has already disconnected, this calls ``_remove_call`` at once.
             call.future.add_done_callback(partial(self._remove_call, weakref.ref(call)))
             self._condition.notify()
+            # If the client has just disconnected, this cancels the call at once.
+            deadline.cancel_on_disconnect(call.future)
         return call.future
 
     def reserve(self, demand: TokenDemand) -> None:
@@ -305,7 +310,7 @@ class Batcher:
 
 def _refund_if_rejected(deadline: Deadline, num_tokens: int, future: "Future[Any]") -> None:
     """Refund the tokens of a call that was rejected or evicted before any of it was computed."""
-    if not future.cancelled() and isinstance(future.exception(), BusyError):
+    if not future.cancelled() and isinstance(future.exception(), BusyError | DisconnectedError):
         deadline.refund_tokens(num_tokens)
 
 

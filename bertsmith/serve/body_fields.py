@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from bertsmith.compatibility import upgrade_request
 from bertsmith.serve.limits import check_limit
@@ -84,6 +84,16 @@ def select_ids_branch(value: Any) -> str:
     return "<id lists>" if is_nested else "<ids>"
 
 
+def _reject_boolean(value: Any) -> Any:
+    """Return a value; true and false, which Pydantic converts to integers, are errors."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+#: Makes an integer field reject booleans. It follows the limits of the field, which otherwise would
+#: not be part of the JSON schema.
+NOT_BOOLEAN: Final = BeforeValidator(_reject_boolean)
 #: A list of at least one item, and at most as many as a request may have texts.
 Items = Annotated[list[Item], FailFastList("texts"), Field(min_length=1)]
 #: An item or a list of items.
@@ -140,6 +150,7 @@ RightTruncation = Annotated[
 Dimensions = Annotated[
     int | None,
     Field(ge=1, description="Elements of each vector; null: all. Shortened vectors keep length 1."),
+    NOT_BOOLEAN,
 ]
 ModelName = Annotated[
     str | None, Field(description="Model name; by default the first model that supports this task.")

@@ -1,5 +1,6 @@
 """Request deadlines, and the errors of requests that end without an answer."""
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class Deadline:
             if seconds:
                 raise BusyError(
                     f"the limit of this API key is {self.token_bucket.per_minute:,.0f} tokens per "
-                    f"minute; retry in {max(seconds, 1.0):.0f} seconds",
+                    f"minute; retry in {math.ceil(max(seconds, 1.0))} seconds",
                     seconds,
                 )
 
@@ -136,10 +137,14 @@ class Deadline:
 
     def check(self) -> None:
         """Raise DisconnectedError for a cancelled request, DeadlineExceededError for a late one."""
-        if self.is_cancelled:
-            raise DisconnectedError("the client disconnected")
+        self.check_connection()
         if self.get_remaining_seconds() < 0:
             raise create_deadline_error()
+
+    def check_connection(self) -> None:
+        """Raise DisconnectedError for a cancelled request."""
+        if self.is_cancelled:
+            raise DisconnectedError("the client disconnected")
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
         """Cancel a future as soon as the client disconnects, which may already have happened."""

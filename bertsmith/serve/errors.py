@@ -1,6 +1,7 @@
 """Error responses in the format of OpenAI's API."""
 
 import logging
+import math
 import traceback
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ def create_error_response(
 
 def create_busy_response(error: BusyError) -> Response:
     """Return the 429 response of an overloaded server."""
-    headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+    headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return create_error_response(429, str(error), headers)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.body_fields import BRANCH_TAGS
+from bertsmith.serve.body_fields import BRANCH_TAGS, NOT_BOOLEAN
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.execution import RequestExecutor, to_json_response
@@ -33,7 +33,7 @@ _PARAMETERS: Final[dict[str, frozenset[str]]] = {
     "tag": frozenset({"aggregation_strategy"}),
 }
 _TEXT: Final = TypeAdapter(str)
-_TOP: Final = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_TOP)])
+_TOP: Final = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_TOP), NOT_BOOLEAN])
 
 
 class InferenceRoutes:

@@ -173,7 +173,11 @@ def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:
     fetch_site = headers.get(b"sec-fetch-site")
     if fetch_site is None:
         origin = headers.get(b"origin")
-        return origin is None or urlsplit(origin).netloc == headers.get(b"host")
+        try:
+            return origin is None or urlsplit(origin).netloc == headers.get(b"host")
+        except ValueError:
+            # The origin is malformed, such as "http://[".
+            return False
     # Following a link from another site is safe: that site cannot read the opened page.
     is_navigation = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
     return fetch_site in (b"same-origin", b"none") or (

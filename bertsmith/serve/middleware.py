@@ -110,7 +110,12 @@ class RequestMiddleware:
                 allow_origins=origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[UNKNOWN_SHARE_HEADER, TRUNCATED_HEADER],
+                expose_headers=[
+                    UNKNOWN_SHARE_HEADER,
+                    TRUNCATED_HEADER,
+                    "Retry-After",
+                    "X-Request-Id",
+                ],
             )
             self._handle = self._cors
         self._concurrency = ConcurrencyLimit(settings.max_concurrent_requests)

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from bertsmith.serve.body_fields import (
+    NOT_BOOLEAN,
     BaseBody,
     Dimensions,
     FailFastList,
@@ -49,9 +50,9 @@ class VectorsBody(BaseBody):
     inputs: TextsOrTokenIds
     layer: (
         Annotated[
-            Annotated[int, Tag("<one>")]
+            Annotated[int, NOT_BOOLEAN, Tag("<one>")]
             | Annotated[
-                list[int],
+                list[Annotated[int, NOT_BOOLEAN]],
                 FailFastList(),
                 Field(min_length=1, max_length=MAX_LAYERS),
                 Tag("<list>"),
@@ -141,7 +142,7 @@ class CohereRerankBody(BaseModel):
     query: str
     documents: Items[str | Document]
     model: str | None = None
-    top_n: Annotated[int | None, Field(ge=1)] = None
+    top_n: Annotated[int | None, Field(ge=1), NOT_BOOLEAN] = None
     return_documents: bool | None = None
 
 
@@ -177,7 +178,9 @@ class WordDistancesBody(BaseBody):
     # Finding the word takes a time proportional to its length times that of the texts.
     word: Annotated[str, Field(max_length=100, description="A word that every text contains.")]
     layer: Annotated[
-        int | None, Field(description="0: the embeddings; -1: the last layer; null: all layers.")
+        int | None,
+        Field(description="0: the embeddings; -1: the last layer; null: all layers."),
+        NOT_BOOLEAN,
     ] = None
 
 
@@ -186,10 +189,14 @@ class AttentionBody(BaseBody):
 
     inputs: TextOrPair
     layer: Annotated[
-        int | None, Field(ge=1, description="Layer, counted from 1; null: all layers.")
+        int | None,
+        Field(ge=1, description="Layer, counted from 1; null: all layers."),
+        NOT_BOOLEAN,
     ] = None
     head: Annotated[
-        int | None, Field(ge=1, description="Head, counted from 1; null: all heads.")
+        int | None,
+        Field(ge=1, description="Head, counted from 1; null: all heads."),
+        NOT_BOOLEAN,
     ] = None
     max_cells: Annotated[
         int | None,
@@ -197,6 +204,7 @@ class AttentionBody(BaseBody):
             ge=1,
             description="Maximum rows and columns of each matrix; larger ones are max-pooled.",
         ),
+        NOT_BOOLEAN,
     ] = None
 
 
@@ -227,7 +235,7 @@ class FillBody(BaseBody):
     """Body of POST /fill."""
 
     inputs: OneOrSeveral[str]
-    top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5
+    top: Annotated[int, Field(ge=1, le=MAX_TOP), NOT_BOOLEAN] = 5
 
 
 class PairBody(BaseBody):

@@ -20,7 +20,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bertsmith.serve.errors import create_error_response
+from bertsmith.serve.errors import create_error_response, log_failure
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.proxies import ANY_PROXY, keep_last_forwarded_address
 from bertsmith.serve.sending import CONNECTION_KEY
@@ -223,8 +223,12 @@ class _Server(uvicorn.Server):
         """Reload after each SIGHUP, in a thread of its own."""
         while self._needs_reload.wait():
             self._needs_reload.clear()
-            if self._reload is not None:
+            if self._reload is None:
+                continue
+            try:
                 self._reload()
+            except Exception as error:  # noqa: BLE001 - later signals must have an effect
+                log_failure("a reload", error)
 
 
 def freeze_objects() -> None:
@@ -272,7 +276,6 @@ class _LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; send 431 if an unfinished header or trailer exceeds the limit."""
         self._has_parsed = False
-        self._unset_keepalive_if_required()
         self._parse(data)
         self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
         if self._is_header_too_large() and not self.transport.is_closing():
@@ -302,6 +305,9 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Restart the header timer and size for the next request of the connection."""
+        # Line breaks between requests, and the rest of an answered request's body, do not end the
+        # keep-alive timeout, because no other timer would close the connection after them.
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._parsed_bytes = 0
         self._start_header_timer()

@@ -1,10 +1,12 @@
 """Binds the sockets that a server listens on."""
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bertsmith.errors import SettingsError
+from bertsmith.files import hold_lock
 
 #: Connections that the operating system queues until they are accepted.
 _BACKLOG = 2048
@@ -57,27 +59,33 @@ def _create_listen_error(host: str, port: int, error: OSError) -> SettingsError:
     )
 
 
-def bind_unix_socket(path: Path) -> socket.socket:
-    """Return a unix socket at a path, which its user and group can connect to.
+@contextmanager
+def bind_unix_socket(path: Path) -> Iterator[socket.socket]:
+    """Yield a unix socket at a path, which its user and group can connect to; remove it afterwards.
 
-    The file of a server that has stopped is replaced.
+    The file of a server that has crashed is replaced. A lock protects the file until the end of the
+    block, because connecting does not detect a server that loads its models and listens later.
 
     Raises:
-        SettingsError: a server listens on the socket, or the path cannot be used.
+        SettingsError: another server uses the path, or the path cannot be used.
     """
-    try:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionRefusedError):
-                client.connect(str(path))
-                raise SettingsError(
-                    f"--uds {path}: another server listens there; stop it, or give another path"
-                )
-            path.unlink()
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(str(path))
-        path.chmod(0o660)
-    except OSError as error:
-        raise SettingsError(
-            f"--uds {path}: cannot create the socket: {error.strerror or error}; give another path"
-        ) from None
-    return sock
+    in_use = SettingsError(f"--uds {path}: another server uses it; stop it, or give another path")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(path.parent / f".{path.name}.lock", error=in_use))
+            if path.is_socket():
+                # Earlier versions hold no lock.
+                with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionRefusedError):
+                    client.connect(str(path))
+                    raise in_use
+                path.unlink()
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.bind(str(path))
+            stack.callback(path.unlink, missing_ok=True)
+            path.chmod(0o660)
+        except OSError as error:
+            raise SettingsError(
+                f"--uds {path}: cannot create the socket: {error.strerror or error}; give another "
+                "path"
+            ) from None
+        yield sock

@@ -140,6 +140,14 @@ def test_invalid_input_is_an_error(
     assert completed.out == ""
 
 
+def test_number_of_processes_is_positive(run_cli: RunCli, tmp_path: Path) -> None:
+    """``--processes -1`` is an error, not the default."""
+    out = tmp_path / "text.jsonl"
+    completed = run_cli("corpus", "docstrings", "--out", out, "--processes", "-1")
+    assert (completed.status, out.exists()) == (2, False)
+    assert "'--processes': Input should be greater than or equal to 1" in completed.err
+
+
 def test_skipped_text_is_reported(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """With --on-error skip, unreadable text is counted and its location printed."""
     corpus.write_text(JSON_LINES + "{broken\n")

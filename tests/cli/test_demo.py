@@ -19,6 +19,7 @@ from bertsmith.progress import NullProgress
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.fill import fill
 from bertsmith.use.score import score
+from tests.cli.conftest import RunCli
 from tests.train.conftest import make_store, make_tokenizer
 
 
@@ -51,6 +52,20 @@ def test_other_minutes_need_another_folder(tmp_path: Path, monkeypatch: pytest.M
     expected = r"run-0: .* --minutes 3, got 0\.2; .* --out my-demo"
     with pytest.raises(InputError, match=expected):
         demo.demo(out=tmp_path, minutes=0.2, seed=0)
+
+
+def test_ctrl_c_says_how_to_continue_the_demo(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is that of the demo, although Ctrl-C stops a command that it runs."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bertsmith.text.docstrings.read_documentation", interrupt)
+    completed = run_cli("demo", "--out", tmp_path / "demo")
+    assert completed.status == 130
+    assert completed.err.endswith("stopped; run the same command again to continue\n")
 
 
 def save_model(path: Path, tokenizer: Tokenizer, layers: int) -> Path:

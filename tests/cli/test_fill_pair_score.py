@@ -161,6 +161,7 @@ def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
         (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),
         (["score", "MODEL", "--text", "x", "--format", "lines"], "--format: not valid with --text"),
         (["fill", "MODEL", "[MASK]", "--format", "lines"], "--format: only valid with -"),
+        (["fill", "MODEL", "[MASK]", "-"], "- reads all texts from standard input; remove the"),
         (["score", "MODEL", "DAMAGED"], "damaged or truncated archive"),
         (["score", "MODEL", "LATIN"], "line 2: not UTF-8 (byte 0xe9)"),
     ],

@@ -108,8 +108,13 @@ def test_search_results_are_reordered(
     assert best.text in [hit.text for hit in similar]
     row = (f"{best.relevance:.4f}", f"{best.cosine:.4f}", str(best.line), best.text)
     assert completed.out == "  " + "\t".join(row).rstrip() + "\n"
-    completed = run_cli("search", index, "the river", "--candidates", "2")
-    assert (completed.status, "--candidates: only valid" in completed.err) == (2, True)
+    for options, message in (
+        (["--candidates", "2"], "--candidates: only valid"),
+        (["--format", "lines"], "--format: only valid with -"),
+        (["-"], "- reads all texts from standard input"),
+    ):
+        completed = run_cli("search", index, "the river", *options)
+        assert (completed.status, message in completed.err) == (2, True)
     completed = run_cli(*command, "--late")
     assert (completed.status, "--rerank and --late exclude" in completed.err) == (2, True)
     completed = run_cli("search", index, "the river", "--late", "--top", "1", "--candidates", "2")
@@ -147,6 +152,8 @@ def test_stopped_run_is_continued_by_the_same_command(
         (["rerank", "MODEL", "query", "text", "--documents", "a.txt"], "give the documents eith"),
         (["rerank", "MODEL", "query", "--documents", "no.txt"], "no.txt: no such file"),
         (["rerank", "MODEL", "query", "-"], "there are no documents"),
+        (["rerank", "MODEL", "query", "-", "text"], "- reads all texts from standard input; rem"),
+        (["rerank", "MODEL", "query", "text", "--format", "lines"], "--format: only valid with -"),
         (["rerank", "RERANKER", " ", "text"], "the query is empty; expected at least one word"),
         (["rerank", "RERANKER", "query", "text", ""], "document 2 is empty; expected at least"),
         (["rerank", "MODEL", "query", "text"], "this model is not fine-tuned on a task"),

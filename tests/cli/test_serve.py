@@ -1,5 +1,6 @@
 """The command ``serve``: invalid arguments, and names of models."""
 
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,25 @@ def test_key_in_the_environment_and_key_file_exclude_each_other(
     completed = run_cli("serve", "nowhere", "--port", "0", "--key-file", "keys.toml")
     assert completed.status == 2
     assert "$BERTSMITH_API_KEY and --key-file exclude each other" in completed.err
+
+
+def test_sighup_does_not_end_a_server_that_loads_its_models(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGHUP, which reloads a running server, has no effect before the server runs."""
+
+    def receive_hangup(_: Path) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        raise SettingsError("after SIGHUP")
+
+    monkeypatch.setattr(serve, "check_embedding_model", receive_hangup)
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        completed = run_cli("serve", "nowhere", "--port", "0")
+        assert (completed.status, completed.err) == (2, "error: after SIGHUP\n")
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
 
 
 def test_used_port_is_an_error(run_cli: RunCli) -> None:

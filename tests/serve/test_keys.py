@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from bertsmith.errors import SettingsError
+from bertsmith.serve.deadline import BusyError
+from bertsmith.serve.errors import create_busy_response
 from bertsmith.serve.keys import FailedLogins, KeyRing, KeySettings, read_key_file
 from bertsmith.serve.launch import ServerProcess
 from bertsmith.serve.models import ServedModel
@@ -110,6 +112,29 @@ def test_token_bucket_allows_its_amount_per_minute() -> None:
     clock.now = 10_000.0
     assert bucket.take(60) == 0
     assert bucket.take(1) > 0
+
+
+@pytest.mark.parametrize(("per_minute", "num_requests"), [(1.0, 1), (3.0, 3), (2.5, 2), (0.5, 1)])
+def test_requests_of_a_burst_are_limited_by_the_amount_per_minute(
+    per_minute: float, num_requests: int
+) -> None:
+    """The time that passes within the burst does not add a request; the returned wait does."""
+    clock = FakeClock()
+    bucket = TokenBucket(per_minute, clock=clock)
+    waits = []
+    for _ in range(num_requests + 2):
+        waits.append(bucket.take(1))
+        clock.now += 1e-3
+    assert [seconds == 0 for seconds in waits] == [True] * num_requests + [False] * 2
+    clock.now += waits[-1]
+    assert bucket.take(1) == 0
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.2, "2"), (2.0, "2")])
+def test_retry_after_is_rounded_up(seconds: float, header: str) -> None:
+    """A client that waits as long as Retry-After says is not rejected again."""
+    response = create_busy_response(BusyError("busy", seconds))
+    assert response.headers["retry-after"] == header
 
 
 def test_refunded_tokens_are_available_again() -> None:

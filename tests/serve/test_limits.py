@@ -257,6 +257,26 @@ def test_trailer_of_a_chunked_body_has_a_size_limit(server: RunningServer) -> No
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [(b"", b""), (b"", b"\r\n"), (b"", b"\r\nGE"), (b"Content-Length: 9\r\n", b"x")],
+    ids=["idle", "line-break", "unfinished-header", "unfinished-body"],
+)
+def test_idle_connection_is_closed(models: list[ServedModel], header: bytes, data: bytes) -> None:
+    """An answered request is followed by a time limit, also if further data is no full request."""
+    settings = ServeSettings(body_timeout_seconds=0.2)
+    options = {"timeout_keep_alive": 1}
+    with (
+        run_server(models[:1], settings, uvicorn_options=options) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as connection,
+    ):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.settimeout(10)
+        connection.sendall(data)
+        assert connection.recv(65536) == b""
+
+
 def test_only_get_and_head_of_health_need_no_key(models: list[ServedModel]) -> None:
     """A POST request to /health needs the API key."""
     with run_server(models[:1], key="open") as server:

@@ -181,6 +181,32 @@ def test_sighup_reloads_models_and_keys(
     }  # fmt: skip
 
 
+def test_keys_are_reloaded_without_a_reader_of_the_log(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """If stderr cannot be written, every SIGHUP still revokes the keys removed from the file."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "0"\n')
+    port = find_free_port()
+
+    def is_accepted(key: str) -> bool:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"http://127.0.0.1:{port}/models"
+        return httpx.get(url, headers=headers, timeout=TIMEOUT).status_code == 200
+
+    options = ["--port", str(port), "--key-file", str(keys)]
+    with run_process(model_dirs["plain"], *options) as server:
+        assert server.process.stderr is not None
+        server.process.stderr.close()
+        for previous, key in (("0", "1"), ("1", "2")):
+            keys.write_text(f'[alice]\nkey = "{key}"\n')
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda previous=previous: not is_accepted(previous))  # type: ignore[misc]
+            assert is_accepted(key)
+        server.process.terminate()
+        assert server.process.wait(TIMEOUT) == 0
+
+
 def _accepts(port: int) -> bool:
     """Return whether a server answers on a port."""
     try:

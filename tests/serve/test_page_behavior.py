@@ -199,6 +199,72 @@ def test_unreachable_server_has_a_banner(browser: Any, page_url: str) -> None:
 
 
 @needs_browser
+def test_request_that_a_proxy_rejects_is_sent_again_only_once(browser: Any, page_url: str) -> None:
+    """The second error is shown, although the server can be reached; a click sends it again."""
+    page = open_page(browser, page_url)
+    panel = page.get_by_role("tabpanel")
+    wait_for_result(panel)
+    routes: list[Any] = []
+
+    def reject(route: Any) -> None:
+        routes.append(route)
+        route.fulfill(status=504, content_type="text/html", body="<h1>504 Gateway Time-out</h1>")
+
+    page.route("**/fill", reject)
+    button = panel.get_by_role("button", name="Fill in", exact=True)
+    button.click()
+    error = panel.get_by_role("alert")
+    error.wait_for()
+    assert error.inner_text() == "the server answered with status 504"
+    page.locator("#banner").wait_for(state="hidden")
+    # A third request would follow after two seconds.
+    page.wait_for_timeout(2500)
+    assert len(routes) == 2
+    page.unroute("**/fill")
+    button.click()
+    panel.locator(".answered").wait_for()
+    page.context.close()
+
+
+@needs_browser
+def test_failed_request_of_another_tab_is_sent_when_the_tab_is_opened(
+    browser: Any, page_url: str
+) -> None:
+    """After an outage, the page repeats the request of the open tab first, the other later."""
+    page = open_page(browser, page_url)
+    wait_for_result(page.get_by_role("tabpanel"))
+    page.context.set_offline(True)
+    banner = page.get_by_role("alert")
+    for title in ("Attention", "Similarity", "Attention", "Similarity"):
+        page.get_by_role("tab", name=title, exact=True).click()
+        banner.wait_for()
+    page.context.set_offline(False)
+    banner.wait_for(state="hidden")
+    wait_for_result(page.get_by_role("tabpanel", name="Similarity", exact=True))
+    assert open_tab(page, "Attention").locator(".answered").count() == 1
+    page.context.close()
+
+
+@needs_browser
+def test_error_of_a_selected_head_is_shown(browser: Any, page_url: str) -> None:
+    """If the matrix of a selected head cannot be loaded, its error replaces the previous head."""
+    page = open_page(browser, page_url)
+    panel = open_tab(page, "Attention")
+    # The grid has smaller matrices, so that the page requests that of the selected head.
+    submit_form(panel, "Show attention", {"Text": "iron and water " * 15})
+    panel.locator(".head h3", has_text="Layer 1, head 1").wait_for()
+    error = {"error": {"message": "the server is busy"}}
+    page.route("**/attention", lambda route: route.fulfill(status=429, json=error))
+    panel.locator("#attention-layer").select_option("3")
+    panel.locator(".head [role=alert]", has_text="the server is busy").wait_for()
+    assert panel.locator(".head h3").count() == 0
+    page.unroute("**/attention")
+    panel.locator("#attention-head").select_option("2")
+    panel.locator(".head h3", has_text="Layer 3, head 2").wait_for()
+    page.context.close()
+
+
+@needs_browser
 @pytest.mark.parametrize("title", ["Fill in", "Similarity"])
 def test_copied_commands_work(browser: Any, page_url: str, title: str) -> None:
     """The copied curl command and Python program get the response that the page shows."""

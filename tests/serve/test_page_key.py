@@ -132,6 +132,7 @@ def test_password_does_not_work_for_other_sites(protected_server: RunningServer)
         # Without HTTPS, and in older browsers, there is only the Origin header.
         ({"Origin": "http://page.example"}, 401),
         ({"Origin": "null"}, 401),
+        ({"Origin": "http://["}, 401),
         ({"Origin": f"http://{netloc.partition(':')[0]}:1"}, 401),
         ({"Origin": f"http://{netloc}"}, 200),
     ):

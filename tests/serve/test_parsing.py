@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from bertsmith.errors import BertsmithError, InputError
-from bertsmith.serve import embeddings, parsing, schemas
+from bertsmith.serve import embeddings, inference_api, parsing, schemas
 from bertsmith.serve.deadline import RequestTooLargeError
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import parse_body
@@ -147,6 +147,42 @@ def test_errors_name_the_invalid_field(body: bytes, message: str) -> None:
     with pytest.raises(BertsmithError, match=message) as caught:
         parse_body(body, schemas.EmbedBody, ServeSettings())
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (schemas.EmbedBody, "layer"),
+        (schemas.EmbedBody, "dimensions"),
+        (schemas.FillBody, "top"),
+        (schemas.WordDistancesBody, "layer"),
+        (schemas.AttentionBody, "layer"),
+        (schemas.AttentionBody, "head"),
+        (schemas.AttentionBody, "max_cells"),
+        (schemas.CohereRerankBody, "top_n"),
+        (schemas.OpenAiBody, "dimensions"),
+    ],
+)
+def test_booleans_are_no_integers(body: type[BaseModel], field: str) -> None:
+    """As in the OpenAPI schema, true is not 1 and false is not 0; 2.0 and "2" are still 2."""
+    for value in (True, False):
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({field: value})
+        types = {error["loc"][0]: error["type"] for error in caught.value.errors()}
+        assert types[field] == "int_type"
+    for number in (2.0, "2"):
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({field: number})
+        assert field not in {error["loc"][0] for error in caught.value.errors()}
+
+
+def test_booleans_are_no_integers_in_parameters_and_lists() -> None:
+    """The same holds for top_k of POST /, and for each layer of a list."""
+    with pytest.raises(ValidationError, match="valid integer"):
+        inference_api._TOP.validate_python(True)
+    assert inference_api._TOP.validate_python(2.0) == 2
+    with pytest.raises(ValidationError, match="valid integer"):
+        schemas.EmbedBody.model_validate({"inputs": "a", "layer": [True, 2]})
 
 
 def test_byte_order_mark_is_skipped() -> None:

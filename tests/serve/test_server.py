@@ -5,18 +5,23 @@ import resource
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve import server as server_module
+from bertsmith.serve import terminal
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.server import create_config, create_server, serve_until_signal
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.sockets import bind_socket, bind_unix_socket, start_listening
+from bertsmith.serve.terminal import ignore_hangups
+from tests.serve.model_pause import wait_until
 
 
 def _empty_app() -> RequestMiddleware:
@@ -67,6 +72,26 @@ def test_sighup_reloads_unless_it_is_ignored() -> None:
         signal.signal(signal.SIGHUP, previous_handler)
 
 
+def test_failed_reload_does_not_disable_later_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of the reload function is logged, and the next SIGHUP reloads."""
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    calls: Queue[None] = Queue()
+
+    def reload() -> None:
+        calls.put(None)
+        raise ValueError
+
+    try:
+        server = create_server(_empty_app(), create_config(ServeSettings()), reload=reload)
+        with server.capture_signals():
+            for _ in range(2):
+                signal.raise_signal(signal.SIGHUP)
+                calls.get(timeout=60)
+            wait_until(lambda: caplog.text.count("a reload failed with ValueError") == 2)
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
+
+
 def test_server_stops_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A closing terminal sends SIGHUP to its processes, which then have no terminal."""
     previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -78,6 +103,29 @@ def test_server_stops_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGHUP)
             assert server.should_exit
             server._captured_signals.clear()
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_sighup_before_the_start_is_ignored_unless_the_terminal_is_closed(
+    monkeypatch: pytest.MonkeyPatch, has_terminal: bool
+) -> None:
+    """A closed terminal ends the command; a server without a terminal ignores the signal."""
+    hangups: list[int] = []
+    previous_handler = signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
+    try:
+        monkeypatch.setattr(terminal, "has_terminal", lambda: has_terminal)
+        with ignore_hangups():
+            signal.raise_signal(signal.SIGHUP)
+            assert not hangups
+            monkeypatch.setattr(terminal, "has_terminal", lambda: False)
+            signal.raise_signal(signal.SIGHUP)
+            assert len(hangups) == has_terminal
+        # nohup ignores SIGHUP; it remains ignored.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with ignore_hangups():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous_handler)
 
@@ -110,17 +158,49 @@ def test_second_signal_ends_the_drain_time(signal_number: signal.Signals) -> Non
     assert asyncio.run(server.on_tick(1))
 
 
-def test_unix_socket_replaces_that_of_a_stopped_server(tmp_path: Path) -> None:
-    """The file of a stopped server is replaced, but not that of a running one."""
+@pytest.mark.parametrize("state", ["loading", "listening", "without a lock"])
+def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path, state: str) -> None:
+    """This also holds while the server loads its models, and for servers of earlier versions."""
     path = tmp_path / "server.sock"
-    bind_unix_socket(path).close()
     with bind_unix_socket(path) as sock:
-        start_listening(sock)
+        if state != "loading":
+            start_listening(sock)
+        if state == "without a lock":
+            (tmp_path / ".server.sock.lock").unlink()
+        inode = path.stat().st_ino
+        with (
+            pytest.raises(SettingsError, match="another server uses it"),
+            bind_unix_socket(path),
+        ):
+            pass
+        assert path.stat().st_ino == inode
+
+
+def test_unix_socket_of_a_stopped_server_is_replaced_or_removed(tmp_path: Path) -> None:
+    """A crashed server leaves its file, which is replaced; a server that fails removes its file."""
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+    with suppress(KeyboardInterrupt), bind_unix_socket(path):
         assert path.stat().st_mode & 0o777 == 0o660
-        with pytest.raises(SettingsError, match="another server listens there"):
-            bind_unix_socket(path)
-    with pytest.raises(SettingsError, match="cannot create the socket: No such file"):
-        bind_unix_socket(tmp_path / "missing" / "server.sock")
+        raise KeyboardInterrupt
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing/server.sock", "No such file"), ("text", "already in use")]
+)
+def test_unusable_path_of_a_unix_socket_is_an_error(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    """A folder that does not exist is an error, and a file that is not a socket is not removed."""
+    (tmp_path / "text").write_text("a")
+    with (
+        pytest.raises(SettingsError, match=f"cannot create the socket: .*{message}"),
+        bind_unix_socket(tmp_path / name),
+    ):
+        pass
+    assert (tmp_path / "text").read_text() == "a"
 
 
 def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

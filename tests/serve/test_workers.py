@@ -68,6 +68,23 @@ def test_workers_answer_restart_reload_and_stop(model_dirs: dict[str, Path]) -> 
     assert not any(is_running(process_id) for process_id in ids)
 
 
+def test_supervisor_without_a_reader_of_its_log_restarts_processes(
+    model_dirs: dict[str, Path],
+) -> None:
+    """If stderr cannot be written, a killed process is replaced, and SIGTERM stops all."""
+    with run_process(model_dirs["plain"], "--port", "0", "--workers", "2") as server:
+        process_id = int(server.wait_for_line("serving at").rpartition(" ")[2].rstrip("]\n"))
+        supervisor, stderr = server.process, server.process.stderr
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+        before = set(children.read_text().split())
+        assert stderr is not None
+        stderr.close()
+        os.kill(process_id, signal.SIGKILL)
+        wait_until(lambda: len(set(children.read_text().split()) - before) == 1)
+        supervisor.terminate()
+        assert supervisor.wait(TIMEOUT) == 0
+
+
 def test_worker_that_cannot_start_stops_the_server(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ export async function request(path, body, signal) {
     if (error instanceof ApiError || error.name === "AbortError") throw error;
     if (!(error instanceof UnreachableError || error instanceof TypeError)) throw error;
     pollUntilReachable();
-    throw new UnreachableError("the server does not respond");
+    throw error instanceof UnreachableError ? error : new UnreachableError("the server does not respond");
   } finally {
     clearTimeout(probe);
   }
@@ -61,8 +61,9 @@ function toError(response, text) {
     return new ApiError(response.status, JSON.parse(text).error.message);
   } catch {
     // A proxy answers in another format if the server is down.
-    if (response.status >= 502 && response.status <= 504) return new UnreachableError();
-    return new ApiError(response.status, `the server answered with status ${response.status}`);
+    const message = `the server answered with status ${response.status}`;
+    if (response.status >= 502 && response.status <= 504) return new UnreachableError(message);
+    return new ApiError(response.status, message);
   }
 }
 

@@ -16,6 +16,7 @@ const main = document.getElementById("panels");
 // Panels by the id of their tab.
 const panels = new Map();
 let current = null;
+let isReachable = true;
 
 async function start() {
   const models = await loadModels();
@@ -86,6 +87,7 @@ function createTabs(models) {
         history.pushState(null, "", formatAddress(tab.id));
         showTab(tab.id);
         panels.get(tab.id).open();
+        if (isReachable) panels.get(tab.id).retry();
       } }, tab.title));
   }
 }
@@ -135,9 +137,11 @@ window.addEventListener("popstate", () => { if (panels.size > 0) openAddress(); 
 connection.addEventListener("unreachable", () => {
   banner.textContent = "The server does not respond. The page tries again every two seconds.";
   banner.hidden = false;
+  isReachable = false;
 });
 connection.addEventListener("reachable", () => {
   banner.hidden = true;
+  isReachable = true;
   if (panels.size === 0) start();
   else panels.get(current)?.retry();
 });

@@ -1,4 +1,5 @@
 // Attention: one head as lines and as a heat map, and a grid of all heads.
+import { request } from "./api.js";
 import { h, notice, percent, plural, section, shorten, svg } from "./dom.js";
 
 // Smallest probability that is drawn as a line.
@@ -114,7 +115,7 @@ function select(label, count, value, onchange) {
   return h("div", { class: "pick" }, h("label", { for: id }, label), h("select", { id, onchange }, ...options));
 }
 
-export function renderAttention(result, { body, call, model, state }) {
+export function renderAttention(result, { body, model, onError, signal, state }) {
   const { tokens, maps, num_removed_tokens: numRemoved } = result;
   const [numLayers, numHeads] = [model.num_layers, model.num_heads];
   const head = h("div", { class: "head", "aria-live": "polite" });
@@ -135,9 +136,16 @@ export function renderAttention(result, { body, call, model, state }) {
     let { probabilities } = maps[(layer - 1) * numHeads + number - 1];
     if (probabilities.length < tokens.length) {
       // The matrices of the grid are max-pooled; request this one with all its cells.
-      const response = await call("attention", { ...body, layer, head: number, max_cells: null });
-      if (response === null || Number(layers.value) !== layer || Number(heads.value) !== number) return;
-      ({ probabilities } = response.maps[0]);
+      const isSelected = () => Number(layers.value) === layer && Number(heads.value) === number;
+      try {
+        const { value } = await request("attention", { ...body, layer, head: number, max_cells: null }, signal);
+        if (!isSelected()) return;
+        ({ probabilities } = value.maps[0]);
+      } catch (error) {
+        if (error.name !== "AbortError" && isSelected()) head.replaceChildren(notice(error.message, "error"));
+        onError(error);
+        return;
+      }
     }
     const title = `Layer ${layer}, head ${number}`;
     head.replaceChildren(section(title, h("div", { class: "beside" },

@@ -17,7 +17,8 @@ export class Panel {
   // Cancels the request of the form, and those of the controls and tokens of the result.
   #formController = new AbortController();
   #resultController = new AbortController();
-  #hasFailed = false;
+  // Whether the request failed because the server was unreachable, and is to be sent again.
+  #needsRetry = false;
   // Whether the fields have the text of an example, which a model of another language replaces.
   #hasExample = false;
   #showsTokens = true;
@@ -94,9 +95,9 @@ export class Panel {
     if (this.isEmpty && examples.length > 0) this.#runExample(examples[0]);
   }
 
-  // Run the request again if it failed because the server was unreachable.
+  // Send the request again if it failed because the server was unreachable.
   retry() {
-    if (this.#hasFailed) this.submit();
+    if (this.#needsRetry) this.submit({ isRetry: true });
   }
 
   #submitAndShow() {
@@ -146,7 +147,7 @@ export class Panel {
   // The shown result is no longer that of the form: cancel the request and dim the result.
   #cancel() {
     this.#formController.abort();
-    this.#hasFailed = false;
+    this.#needsRetry = false;
     this.#setPending(false);
     this.result.classList.toggle("stale", this.result.hasChildNodes());
   }
@@ -157,7 +158,7 @@ export class Panel {
     this.status.replaceChildren(...(isPending ? [h("span", { class: "spinner" }), `${this.model.name} computes…`] : []));
   }
 
-  async submit() {
+  async submit({ isRetry = false } = {}) {
     const [tab, model, values] = [this.#tab, this.model, this.values];
     this.#cancel();
     this.#resultController.abort();
@@ -174,30 +175,25 @@ export class Panel {
       this.#showResult(value, { body, model, values, milliseconds, unknownShare });
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.#hasFailed = error instanceof UnreachableError;
-      const message = "status" in error ? error.message : `The page cannot show the result: ${error.message}`;
-      if (!this.#hasFailed) this.result.replaceChildren(notice(message, "error"));
+      const isUnreachable = error instanceof UnreachableError;
+      // A request that fails again is not sent a third time: a proxy may reject it each time although
+      // the server can be reached.
+      this.#needsRetry = isUnreachable && !isRetry;
+      const message = isUnreachable || "status" in error ? error.message : `The page cannot show the result: ${error.message}`;
+      if (!this.#needsRetry) this.result.replaceChildren(notice(message, "error"));
       this.#onError(error);
     }
     // A newer request has its own controller, and this one is then aborted.
     if (!signal.aborted) {
       this.#setPending(false);
-      this.result.classList.toggle("stale", this.#hasFailed && this.result.hasChildNodes());
+      this.result.classList.toggle("stale", this.#needsRetry && this.result.hasChildNodes());
     }
   }
 
   #showResult(value, { body, model, values, milliseconds, unknownShare }) {
     const { signal } = this.#resultController;
     const onError = (error) => { if (error.name !== "AbortError") this.#onError(error); };
-    const call = async (path, content) => {
-      try {
-        return (await request(path, content, signal)).value;
-      } catch (error) {
-        onError(error);
-        return null;
-      }
-    };
-    const context = { body, call, model, onError, signal, state: this.#state, values };
+    const context = { body, model, onError, signal, state: this.#state, values };
     const tokens = createTokenView(model.name, this.#tab.texts(values), {
       isOpen: this.#showsTokens, onToggle: (isOpen) => { this.#showsTokens = isOpen; }, onError, signal,
     });
