@@ -25,6 +25,7 @@ LOSSES_USING_SETTING: Final[dict[str, tuple[LossName, ...]]] = {
     "max_score": ("bce",),
     "positive_weight": ("bce",),
     "temperature": ("mnrl",),
+    "max_documents": ("ranknet", "margin_mse", "listnet", "mnrl"),
 }
 
 

@@ -95,7 +95,7 @@ def test_only_changed_labels_are_listed(tmp_path: Path) -> None:
     assert "--from RUN --out NEW" in message
     assert len(message) < 600
     reversed_labels = _RunSettings(task=_TaskSettings(labels=labels[::-1]))
-    with pytest.raises(RunError, match=r"order.* 1 on"):
+    with pytest.raises(RunError, match=r"2,500 now; the items differ from item 1 on"):
         load_run_settings(tmp_path, reversed_labels)
 
 

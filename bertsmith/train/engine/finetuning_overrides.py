@@ -18,6 +18,7 @@ from bertsmith.settings import (
 )
 from bertsmith.tasks.text_files import reject_ignored_settings
 from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.unused_settings import check_assignments
 
 #: Fields of the model config that training may change.
 MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
@@ -81,6 +82,7 @@ def read_table_overrides(
         file_values = tables
     overrides = merge_settings(file_values, user_values)
     check_tables(overrides)
+    check_assignments(overrides, assignments)
     return overrides
 
 

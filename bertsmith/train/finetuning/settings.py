@@ -37,6 +37,7 @@ from bertsmith.train.engine.finetuning_overrides import (
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, FinetuneRunSettings, OptimSettings
+from bertsmith.train.engine.unused_settings import check_assignments
 
 #: Default epochs: the middle value of the grid in appendix A.3.
 _DEFAULT_EPOCHS = 3.0
@@ -109,7 +110,10 @@ def read_overrides(
             for name in ("steps", "epochs", "min_steps"):
                 schedule.pop(name, None)
             settings["schedule"] = schedule
-    return load_user_settings(settings, values, assignments)
+    overrides = load_user_settings(settings, values, assignments)
+    check_tables(overrides)
+    check_assignments(overrides, assignments)
+    return overrides
 
 
 def _drop_computed_values(

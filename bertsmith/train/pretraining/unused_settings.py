@@ -1,7 +1,6 @@
 """Rejects settings of the user that have no effect in a pre-training run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,67 +13,34 @@ from bertsmith.settings import (
     read_stored_settings,
 )
 from bertsmith.train.engine.schedule import LENGTH_SETTINGS
+from bertsmith.train.engine.unused_settings import COMMON_RULES, Rule, check_rules, list_names
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
 #: Settings that a run sets itself.
 _COMPUTED_SETTINGS: Final = ("run.store_path", "run.store_id", "run.start_id", "run.world_size")
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A condition under which some settings have no effect.
-
-    Attributes:
-        names: The settings.
-        is_unused: Returns whether they have no effect.
-        reason: Why they have no effect.
-        solution: What to do instead.
-    """
-
-    names: tuple[str, ...]
-    is_unused: Callable[[PretrainSettings], bool]
-    reason: str
-    solution: str
-
-
 _RULES: Final = (
-    _Rule(
+    *COMMON_RULES,
+    Rule(
         ("schedule.phase2_fraction",),
-        lambda settings: settings.schedule.phase2_max_seqlen is None,
+        lambda values: values["schedule"]["phase2_max_seqlen"] is None,
         "the run has no second phase",
         "set schedule.phase2_max_seqlen",
     ),
-    _Rule(
+    Rule(
         ("schedule.batch_ramp_fraction",),
-        lambda settings: settings.data.initial_batch_size is None,
+        lambda values: values["data"]["initial_batch_size"] is None,
         "the batch size is constant",
         "set data.initial_batch_size",
     ),
-    _Rule(
-        ("schedule.decay_fraction",),
-        lambda settings: settings.schedule.decay == "linear",
-        "schedule.decay is 'linear'",
-        "set schedule.decay=trapezoidal",
-    ),
-    _Rule(
-        ("schedule.min_steps",),
-        lambda settings: settings.schedule.steps is not None,
-        "the run has a fixed number of steps",
-        "give --minutes or --epochs",
-    ),
-    _Rule(
-        ("optim.muon_lr_factor", "optim.muon_momentum", "optim.muon_iterations"),
-        lambda settings: settings.optim.optimizer == "adamw",
-        "optim.optimizer is 'adamw'",
-        "set optim.optimizer=muon",
-    ),
-    _Rule(
+    Rule(
         ("data.pair_objective",),
-        lambda settings: not settings.data.nsp,
+        lambda values: not values["data"]["nsp"],
         "data.nsp is false",
         "set data.nsp=true",
     ),
-    _Rule(
+    Rule(
         (
             "data.masking_rate",
             "data.mask_replace_prob",
@@ -82,7 +48,7 @@ _RULES: Final = (
             "data.whole_word_masking",
             "data.max_predictions_per_seq",
         ),
-        lambda settings: settings.data.objective == "left-to-right",
+        lambda values: values["data"]["objective"] == "left-to-right",
         "data.objective is 'left-to-right', which has no masks",
         "set data.objective=masked",
     ),
@@ -115,19 +81,13 @@ def check_unused_settings(
     if get_table(file_values, "run").get("store_id"):
         file_values = {}
     names = {
-        *_list_names(assigned_values),
+        *list_names(assigned_values),
         *_list_changed_names(merge_settings(file_values, new_values)),
     }
     for name in _COMPUTED_SETTINGS:
         if name in names:
             raise SettingsError(f"{name} cannot be set, because the run computes it; leave it out")
-    for rule in _RULES:
-        for name in rule.names:
-            if name in names and rule.is_unused(settings):
-                raise SettingsError(
-                    f"{name} has no effect because {rule.reason}; {rule.solution} or leave out "
-                    f"{name}"
-                )
+    check_rules(names, settings.model_dump(), _RULES)
 
 
 def _check_lengths(schedule: Mapping[str, Any], options: Mapping[str, float]) -> None:
@@ -150,11 +110,6 @@ def _check_lengths(schedule: Mapping[str, Any], options: Mapping[str, float]) ->
                 f"schedule.{name} has no effect because schedule.steps sets the length of the run; "
                 "leave out one of them"
             )
-
-
-def _list_names(values: Mapping[str, Any]) -> Collection[str]:
-    """Return the names of settings, such as "optim.lr"."""
-    return [f"{table}.{name}" for table in values for name in get_table(values, table)]
 
 
 def _list_changed_names(values: Mapping[str, Any]) -> Collection[str]:

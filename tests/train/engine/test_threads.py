@@ -1,6 +1,7 @@
 """The number of threads on a busy machine: it is chosen by timing steps, stored and restored."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,8 @@ def test_busy_machine_trains_with_fewer_threads(
     assert torch.get_num_threads() == 2
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
     monkeypatch.setattr(device, "measure_cpu_load", _fail_if_called)
+    # As if the run had been interrupted before it wrote its model.
+    shutil.rmtree(tmp_path / "run" / "model")
     train(**arguments)
     assert thread_counts == [1, 1]
 

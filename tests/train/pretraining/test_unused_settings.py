@@ -34,7 +34,7 @@ def resolve_run(opened_store: Store) -> Any:
         ("schedule.phase2_fraction=0.2", "no second phase", "set schedule.phase2_max_seqlen"),
         ("schedule.batch_ramp_fraction=0.3", "is constant", "set data.initial_batch_size"),
         ("schedule.decay_fraction=0.2", "'linear'", "set schedule.decay=trapezoidal"),
-        ("schedule.min_steps=9", "a fixed number of steps", "give --minutes or --epochs"),
+        ("schedule.min_steps=9", "a fixed number of steps", "give --epochs"),
         ("optim.muon_momentum=0.9,optim.optimizer=adamw", "'adamw'", "set optim.optimizer=muon"),
         ("optim.muon_iterations=4,optim.optimizer=adamw", "'adamw'", "set optim.optimizer=muon"),
         ("optim.muon_lr_factor=2.0,optim.optimizer=adamw", "'adamw'", "set optim.optimizer=muon"),
