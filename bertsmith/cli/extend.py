@@ -109,7 +109,7 @@ def extend(
         fit = vocabulary_extension.compare_fit(original.tokenizer, extension.tokenizer, word_counts)
         report |= {"words": extension.words} | fit.to_json()
     # Without folders, because bertsmith.json is published with the model.
-    source = ", ".join(Path(name).name for name in (corpus or [words or ""]))
+    source = ", ".join(Path(name).resolve().name for name in (corpus or [words or ""]))
     bundle.save_model(out, extend_vocabulary(original, extension, source))
     for note in original.notes() + describe_dropped_modules(original.path):
         log(f"note: {note}")

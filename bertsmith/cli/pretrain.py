@@ -135,7 +135,8 @@ def pretrain(
         log(f"{describe_stop(step, result.steps)}; run the same command to continue")
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result, as_json=as_json)
-    log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
+    if not result.was_finished:
+        log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
     if result.is_masked_lm:
         log(f"next: {format_fill_command(result.model)}")
     else:

@@ -23,15 +23,17 @@ def estimate_training_bytes(config: ModelConfig, num_tokens: int, optimizer: str
     """Return the memory of a training step with ``num_tokens`` tokens per micro-batch, in bytes.
 
     Counts the weights, the gradients and the moments in float32, and activations that are saved for
-    the backward pass in 16 bits. AdamW has two moments; Muon ("muon") has one, for the weights of
-    the linear layers. Of each layer, these are the inputs of the two linear
-    layers of attention, the queries, keys and values, the input of the activation function and the
-    input of the linear layer after it.
+    the backward pass in 16 bits. AdamW has two moments. Muon ("muon") has one for the weights of
+    the linear layers, and AdamW's two for the others. The activations of a layer are the inputs of
+    the two linear layers of attention, the queries, keys and values, the input of the activation
+    function and the input of the linear layer after it.
     """
     weight_bytes = 4 * estimate_num_parameters(config)
     activation_bytes_per_token = 2 * config.layers * (5 * config.width + 2 * config.feed_forward)
-    num_bytes = 4 * weight_bytes + num_tokens * activation_bytes_per_token
-    return num_bytes - (4 * _count_matrix_weights(config) if optimizer == "muon" else 0)
+    moment_bytes = 2 * weight_bytes
+    if optimizer == "muon":
+        moment_bytes -= 4 * _count_matrix_weights(config)
+    return 2 * weight_bytes + moment_bytes + num_tokens * activation_bytes_per_token
 
 
 def estimate_inference_bytes(config: ModelConfig, num_tokens: int) -> int:

@@ -358,7 +358,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         return app.get_cors_headers(origins[-1].decode("latin-1"))
 
     def on_headers_complete(self) -> None:
-        """Stop the header timer."""
+        """Stop the header timer, and the keep-alive timeout after an earlier answer."""
+        # The answer may have started it after the first bytes of this pipelined request.
+        self._unset_keepalive_if_required()
         self._has_parsed = True
         self._stop_header_timer()
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":

@@ -44,6 +44,7 @@ class ExampleCounts:
             trained as unanswerable.
         skipped: Number of skipped examples by reason.
         first_skipped: File and line of the first skipped example by reason.
+        first_problems: File, line and problem of the first invalid example by reason.
         unseen_labels: Labels of ``task.labels`` that no training example has.
         num_without_target: Training inputs without a target, which do not contribute to the loss.
         notes: Messages about how the file was read.
@@ -56,6 +57,7 @@ class ExampleCounts:
     num_unreachable_answers: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     first_skipped: dict[str, str] = field(default_factory=dict)
+    first_problems: dict[str, str] = field(default_factory=dict)
     unseen_labels: list[str] | None = None
     num_without_target: int = 0
     notes: list[str] = field(default_factory=list)
@@ -92,6 +94,7 @@ class ExampleCounts:
                 ) from None
             self.skipped[error.reason] += 1
             self.first_skipped.setdefault(error.reason, error_location)
+            self.first_problems.setdefault(error.reason, f"{error_location}: {error}")
         else:
             self.num_used += 1
 
@@ -103,7 +106,7 @@ class ExampleCounts:
             reason = max(self.skipped, key=lambda reason: self.skipped[reason])
             raise TaskError(
                 f"{path}: all examples were skipped ({self.num_read:,}), such as "
-                f"{self.first_skipped[reason]}: {reason}; expected at least one valid example",
+                f"{self.first_problems.get(reason, reason)}; expected at least one valid example",
             )
         return examples
 

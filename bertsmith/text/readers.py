@@ -78,8 +78,7 @@ def _read(
         is_container = text_format in CONTAINER_FORMATS
         container = text_format if is_container else _detect_container(source.kind, head)
         says_plain_text = source.kind == "plain" and text_format in {"prose", "sentences"}
-        if says_plain_text and container == "jsonl":
-            # The first line looks like JSON, but the name and the format say plain text.
+        if says_plain_text and container == "jsonl" and not _may_have_field(head, field):
             container = "plain"
         if container == "parquet":
             yield from _read_parquet(source, reader, text_format, field, errors)
@@ -136,6 +135,15 @@ def _detect_container(kind: str, head: bytes) -> str:
         is_truncated = len(first_line) >= HEAD_BYTES - len(BOM)
         return "jsonl" if is_truncated and first_line.startswith(b'{"') else "plain"
     return "jsonl"
+
+
+def _may_have_field(head: bytes, field: str) -> bool:
+    """Return whether the JSON object in the first line has a field, or the line is cut off."""
+    try:
+        value = parse_json(head.removeprefix(BOM).lstrip().split(b"\n", 1)[0])
+    except ValueError:
+        return True
+    return isinstance(value, dict) and field in value
 
 
 def _detect_unsupported_format(source: Source, head: bytes) -> str | None:

@@ -263,7 +263,7 @@ def _add_tokens_of_other_files(spec: TokenizerSpec, config_file: Path) -> Tokeni
     """
     names = {token.content for token in spec.added}
     config = _read_optional_json(config_file)
-    tokens = _read_added_tokens(config_file, config, spec.tokens)
+    tokens = _read_added_tokens(config_file, config, spec.tokens, uses_ids=False)
     return replace(
         spec, added=spec.added + tuple(token for token in tokens if token.content not in names)
     )
@@ -330,20 +330,27 @@ def _read_vocab_txt(
 
 
 def _read_added_tokens(
-    config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...]
+    config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...], *, uses_ids: bool = True
 ) -> tuple[AddedTokenSpec, ...]:
     """Return the added tokens and extra special tokens in files other than tokenizer.json.
 
     Added tokens are in tokenizer_config.json or added_tokens.json, and are ordered by id. Extra
     special tokens, which follow, have no id in the files. As they have no embedding otherwise, only
     those in the vocabulary are returned.
+
+    Args:
+        config_file: The tokenizer_config.json.
+        config: Its content.
+        vocab: The vocabulary.
+        uses_ids: Whether a wrong id of an added token is an error. Otherwise, the ids only order
+            the tokens, as in transformers if there is a tokenizer.json.
     """
     decoder = get_object(config, "added_tokens_decoder", config_file)
     old_file = config_file.with_name(_ADDED_TOKENS_FILE)
     if not decoder and old_file.is_file():
         ids = read_json_object(old_file)
         tokens = [{"content": content, "id": token_id} for content, token_id in ids.items()]
-        added = parse_added_tokens(tokens, vocab, old_file)
+        added = parse_added_tokens(tokens if uses_ids else _drop_ids(tokens), vocab, old_file)
     else:
         tokens = [
             {**token, "id": int(key) if key.isdecimal() else key}
@@ -351,12 +358,20 @@ def _read_added_tokens(
             if isinstance(token, dict)
         ]
         is_valid = len(tokens) == len(decoder)
+        tokens = tokens if uses_ids else _drop_ids(tokens)
         added = parse_added_tokens(tokens if is_valid else None, vocab, config_file)
     special_tokens = parse_added_tokens(
         _list_extra_special_tokens(config_file, config), vocab, config_file
     )
     names = set(vocab) - {token.content for token in added}
     return added + tuple(token for token in special_tokens if token.content in names)
+
+
+def _drop_ids(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tokens in the order of their ids, without the ids."""
+    if all(type(token["id"]) is int for token in tokens):
+        tokens = sorted(tokens, key=lambda token: int(token["id"]))
+    return [{name: value for name, value in token.items() if name != "id"} for token in tokens]
 
 
 def _list_extra_special_tokens(config_file: Path, config: Mapping[str, Any]) -> list[Any]:

@@ -16,7 +16,8 @@ PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS: Final = (PAD, UNK, CLS, SEP, MASK)
 #: Prefix of a piece that continues a word.
 CONTINUATION_PREFIX: Final = "##"
-#: Maximum number of characters in a word that is split into pieces, as in the original code.
+#: Maximum number of characters in a word that is split into pieces, as in Hugging Face's
+#: BertTokenizer. It is 200 in the original code, but words of real languages are shorter than both.
 DEFAULT_MAX_WORD_CHARS: Final = 100
 
 
@@ -64,8 +65,6 @@ class TokenizerSpec:
     strip_accents: bool = False
     keep_hangul_syllables: bool = True
     split_chinese: bool = True
-    # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The default of the
-    # original code is 200, but words of real languages are shorter than both.
     max_word_chars: int = DEFAULT_MAX_WORD_CHARS
     segmenter: tuple[str, str] | None = None
 

@@ -34,6 +34,9 @@ def is_followed_by_mark(text: str, index: int, *, accents_only: bool) -> bool:
             such as accents, but not vowel signs.
     """
     character = text[index : index + 1]
+    if not character:
+        return False
     if accents_only:
-        return bool(character) and unicodedata.combining(character) != 0
-    return bool(character) and is_mark_or_joiner(character)
+        # A letter and an accent have a composed form, unlike a letter and a vowel sign.
+        return len(unicodedata.normalize("NFC", text[index - 1] + character)) == 1
+    return is_mark_or_joiner(character)

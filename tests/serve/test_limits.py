@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,20 @@ def test_idle_connection_is_closed(models: list[ServedModel], header: bytes, dat
         connection.settimeout(10)
         connection.sendall(data)
         assert connection.recv(65536) == b""
+
+
+def test_pipelined_request_ends_the_keep_alive_timeout(models: list[ServedModel]) -> None:
+    """A request that has begun before the previous answer has the time limit of its body."""
+    with (
+        run_server(models[:1], uvicorn_options={"timeout_keep_alive": 1}) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as connection,
+    ):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nPOST /fill HTTP/1.1\r\nHo")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"st: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{")
+        time.sleep(1.5)
+        connection.sendall(b"}")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 422")
 
 
 def test_only_get_and_head_of_health_need_no_key(models: list[ServedModel]) -> None:

@@ -254,9 +254,10 @@ def test_json_row_without_the_key_is_invalid(tmp_path: Path) -> None:
     examples, counts = read_examples(tmp_path / "b.jsonl", TaskSettings(skip_invalid=True))
     assert (len(examples), counts.skipped["there is no column 'label'"]) == (1, 1)
     (tmp_path / "b.jsonl").write_text("oops\n" + bad + bad)
-    with pytest.raises(
-        TaskError, match=r"skipped \(3\), such as .*b\.jsonl, line 2: there is no column 'label'; "
-    ):
+    message = (
+        r"skipped \(3\), such as .*b\.jsonl, line 2: there is no column 'label'; the columns are"
+    )
+    with pytest.raises(TaskError, match=message):
         read_examples(tmp_path / "b.jsonl", TaskSettings(skip_invalid=True))
     (tmp_path / "a.jsonl").write_text(good + bad)
     with pytest.raises(

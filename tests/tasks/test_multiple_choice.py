@@ -238,6 +238,11 @@ def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
     _, counts = read_examples(file, make_task(label_file_suffix="-answers"))
     assert (counts.num_read, counts.num_used) == (3, 1)
     assert counts.skipped == {"an answer without a row of that id": 2}
+    file = write_comve_files(tmp_path, "7,A\n")
+    with pytest.raises(
+        TaskError, match=r"skipped \(1\), such as an answer without a row of that id"
+    ):
+        read_examples(file, make_task(label_file_suffix="-answers"))
 
 
 @pytest.mark.parametrize(

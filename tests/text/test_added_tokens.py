@@ -126,6 +126,21 @@ def test_special_tokens_outside_tokenizer_json_are_read(
     assert tokenizer.ids_to_tokens(expected[-1]) == ["new", "city", "a"]
 
 
+@pytest.mark.parametrize("token_id", [len(WORDS), len(WORDS) + 9, 7])
+def test_ids_in_other_files_than_tokenizer_json_are_ignored(tmp_path: Path, token_id: int) -> None:
+    """An added token that tokenizer.json lacks has the next free id, as in ``transformers``."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizerFast.from_pretrained(tmp_path).save_pretrained(tmp_path / "hf")
+    config_file = tmp_path / "hf" / "tokenizer_config.json"
+    decoder = {str(token_id): {"content": "[E9]", "special": True}}
+    config = json.loads(config_file.read_text()) | {"added_tokens_decoder": decoder}
+    config_file.write_text(json.dumps(config))
+    expected = AutoTokenizer.from_pretrained(tmp_path / "hf")("a [E9]", add_special_tokens=False)
+    tokenizer = Tokenizer.load(tmp_path / "hf")
+    assert tokenizer.encode("a [E9]", allow_special=True) == expected["input_ids"]
+    assert tokenizer.vocab_size == len(WORDS) + 1
+
+
 def test_special_tokens_map_is_ignored_with_added_tokens_decoder(tmp_path: Path) -> None:
     """With ``added_tokens_decoder``, special_tokens_map.json is not read, as in transformers.
 

@@ -162,12 +162,13 @@ def test_layout_applies_to_text_in_json_lines(tmp_path: Path) -> None:
 
 
 def test_text_that_looks_like_json_is_read_as_prose(tmp_path: Path) -> None:
-    """A .txt file whose first line is a JSON object is plain text with ``prose``."""
+    """A .txt file whose first line is JSON without the field is plain text with ``prose``."""
     text = '{"a": 1}\nis a JSON object.\n'
     path = write_file(tmp_path / "a.txt", text)
     assert read_texts(path, format="prose") == ['{"a": 1}\nis a JSON object.']
     with pytest.raises(CorpusError, match="no field 'text'"):
         read_texts(path)
+    assert read_texts(write_file(path, '{"text": "A text."}\n'), format="prose") == ["A text."]
 
 
 def test_parquet_column_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from bertsmith.settings import get_table, load_user_settings, merge_settings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import OptimSettings
 
+#: Settings that a run computes itself.
+_COMPUTED_SETTINGS: Final = ("run.store_path", "run.store_id", "run.start_id", "run.world_size")
 #: Nested values of settings by table and name.
 Values = Mapping[str, Mapping[str, Any]]
 
@@ -63,7 +65,7 @@ def _create_validation_rule(table: str) -> Rule:
     )
 
 
-#: Rules of fine-tuning and distillation. Those of ``finetune`` on the table task are in its module.
+#: Rules of fine-tuning and distillation; ``check_loss_settings`` checks the settings of a loss.
 _FINETUNING_RULES: Final = (
     *COMMON_RULES,
     *map(_create_validation_rule, ("embedding", "reranking", "distill")),
@@ -85,9 +87,17 @@ def check_assignments(overrides: Mapping[str, Any], assignments: Sequence[str]) 
         overrides: All settings of the user, including the assignments.
         assignments: Settings as "section.name=value".
     """
-    defaults = {"optim": OptimSettings().model_dump(), "schedule": ScheduleSettings().model_dump()}
     names = list_names(load_user_settings(None, None, assignments))
+    reject_computed_settings(names)
+    defaults = {"optim": OptimSettings().model_dump(), "schedule": ScheduleSettings().model_dump()}
     check_rules(names, merge_settings(defaults, overrides), _FINETUNING_RULES)
+
+
+def reject_computed_settings(names: Collection[str]) -> None:
+    """Raise SettingsError if the user has set a setting that the run computes."""
+    for name in _COMPUTED_SETTINGS:
+        if name in names:
+            raise SettingsError(f"{name} cannot be set, because the run computes it; leave it out")
 
 
 def check_rules(names: Collection[str], values: Values, rules: Sequence[Rule]) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bertsmith.bundle.directory import find_weights_file
 from bertsmith.errors import RunError
 from bertsmith.progress import Progress
 from bertsmith.settings import get_table, read_stored_settings
@@ -14,7 +15,7 @@ from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.result import PretrainResult
 
 
-def is_run_finished(run: Path) -> bool:
+def is_pretraining_finished(run: Path) -> bool:
     """Return whether a run has its model, and an evaluation after its last step.
 
     A run with a time budget has a number of steps when it is finished.
@@ -23,7 +24,8 @@ def is_run_finished(run: Path) -> bool:
         RunError: If an unfinished run has a model, which training would overwrite, and no
             checkpoint from which it can continue.
     """
-    if not ((run / SETTINGS_FILE).exists() and (run / MODEL_DIR).exists()):
+    has_model = find_weights_file(run / MODEL_DIR) is not None
+    if not (has_model and (run / SETTINGS_FILE).exists()):
         return False
     steps = get_table(read_stored_settings(run / SETTINGS_FILE), "schedule").get("steps")
     if isinstance(steps, int) and metrics_log.read_heldout_metrics(run, steps):
@@ -40,7 +42,7 @@ def is_run_finished(run: Path) -> bool:
 def load_finished_result(
     run: Path, settings: PretrainSettings, curve: Path | None, progress: Progress
 ) -> PretrainResult:
-    """Return the result of a finished run, whose files are not changed.
+    """Return the result of a finished run, whose model and metrics are not changed.
 
     Args:
         run: Run directory.
@@ -63,4 +65,5 @@ def load_finished_result(
         heldout=metrics_log.read_heldout_metrics(run),
         start_heldout=metrics_log.read_heldout_metrics(run, step=0),
         curve=curve,
+        was_finished=True,
     )

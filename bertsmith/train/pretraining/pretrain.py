@@ -46,7 +46,7 @@ from bertsmith.train.engine.threads import (
     restore_torch_settings,
 )
 from bertsmith.train.pretraining import recipes
-from bertsmith.train.pretraining.finished_run import is_run_finished, load_finished_result
+from bertsmith.train.pretraining.finished_run import is_pretraining_finished, load_finished_result
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
@@ -136,7 +136,7 @@ def _pretrain(
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
-        is_finished = processes.run_on_main(lambda: is_run_finished(run))
+        is_finished = processes.run_on_main(lambda: is_pretraining_finished(run))
         stored_settings = processes.run_on_main(
             lambda: load_run_settings(
                 run,

@@ -19,6 +19,7 @@ class PretrainResult:
         heldout: Metrics of the last evaluation on held-out text.
         start_heldout: The same metrics of the start model; empty for a run from scratch.
         curve: Image file of the loss curve; None if matplotlib is not installed.
+        was_finished: Whether the run was already finished, so that nothing was trained.
     """
 
     run: Path
@@ -28,6 +29,7 @@ class PretrainResult:
     heldout: dict[str, float]
     start_heldout: dict[str, float]
     curve: Path | None
+    was_finished: bool = False
 
     @property
     def steps(self) -> int | None:

@@ -13,12 +13,14 @@ from bertsmith.settings import (
     read_stored_settings,
 )
 from bertsmith.train.engine.schedule import LENGTH_SETTINGS
-from bertsmith.train.engine.unused_settings import COMMON_RULES, Rule, check_rules, list_names
+from bertsmith.train.engine.unused_settings import (
+    COMMON_RULES,
+    Rule,
+    check_rules,
+    list_names,
+    reject_computed_settings,
+)
 from bertsmith.train.pretraining.recipes import PretrainSettings
-
-#: Settings that a run sets itself.
-_COMPUTED_SETTINGS: Final = ("run.store_path", "run.store_id", "run.start_id", "run.world_size")
-
 
 _RULES: Final = (
     *COMMON_RULES,
@@ -84,9 +86,7 @@ def check_unused_settings(
         *list_names(assigned_values),
         *_list_changed_names(merge_settings(file_values, new_values)),
     }
-    for name in _COMPUTED_SETTINGS:
-        if name in names:
-            raise SettingsError(f"{name} cannot be set, because the run computes it; leave it out")
+    reject_computed_settings(names)
     check_rules(names, settings.model_dump(), _RULES)
 
 
