@@ -27,7 +27,7 @@ import torch
 import transformers
 from reporting import describe_machine
 
-from bertsmith.bundle import TaskKind, hash_model_files, locate_model
+from bertsmith.bundle import TaskKind, compute_model_id
 from bertsmith.runtime import device
 from bertsmith.tasks.families import get_family
 from bertsmith.tasks.inputs import ModelInputs
@@ -290,7 +290,7 @@ def compare(options: argparse.Namespace) -> None:
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
     settings["examples"] = options.examples
     settings |= {"length": options.length, "weights": options.weights or options.model.name}
-    settings["model"] = hash_model_files(locate_model(options.model))[:16]
+    settings["model"] = compute_model_id(options.model)
     settings["train"] = options.train.name if options.train else None
     settings["dev"] = options.dev.name if options.dev else None
     settings["threads"] = torch.get_num_threads()

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from reporting import report
 
-from bertsmith.bundle import hash_model_files, locate_model
+from bertsmith.bundle import compute_model_id
 from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.train.embedding.finetune import finetune_embedder
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = {name: getattr(options, name) for name in SETTING_NAMES}
     data_hash = hash_files([options.train, options.test])
     key = {
-        "model": hash_model_files(locate_model(options.model))[:16],
+        "model": compute_model_id(options.model),
         "data": data_hash,
         "threads": torch.get_num_threads(),
         **settings,

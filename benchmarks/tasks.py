@@ -22,7 +22,7 @@ from typing import Any
 
 from reporting import describe_machine
 
-from bertsmith.bundle import hash_model_files, locate_model
+from bertsmith.bundle import compute_model_id
 
 RESULTS = Path(__file__).parent / "results" / "tasks"
 #: Number of validation articles for SQuAD v2.0, from the available half of its dev set.
@@ -156,7 +156,7 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
     command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
     old_content = json.loads(file.read_text()) if file.exists() else {}
     # Results that were recorded with other arguments or another model are outdated.
-    key = {"command": command, "model": hash_model_files(locate_model(model))[:16]}
+    key = {"command": command, "model": compute_model_id(model)}
     is_same = key.items() <= old_content.items()
     if is_same and len(old_content["runs"]) >= num_seeds:
         return "already finished"

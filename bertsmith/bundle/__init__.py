@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from bertsmith.bundle.directory import (
         WEIGHTS_FILE,
+        compute_model_id,
         hash_model_files,
         locate_model,
         locate_tokenizer,
@@ -48,6 +49,7 @@ _MODULE_OF_NAME = {
     "read_config": "config",
     "to_hf_config": "config",
     "WEIGHTS_FILE": "directory",
+    "compute_model_id": "directory",
     "hash_model_files": "directory",
     "locate_model": "directory",
     "locate_tokenizer": "directory",
@@ -84,6 +86,7 @@ __all__ = [
     "StoredTensor",
     "StoredWeights",
     "TaskKind",
+    "compute_model_id",
     "hash_model_files",
     "is_fine_tuned",
     "list_file_tensors",

@@ -350,6 +350,18 @@ def hash_model_files(directory: Path) -> str:
     return digest.hexdigest()
 
 
+def compute_model_id(model: Path | str) -> str:
+    """Return the first 16 digits of the hash of a model's files, as ``run.start_id`` stores them.
+
+    Args:
+        model: Path or name of the model, as in ``locate_model``.
+
+    Raises:
+        ModelError: If there is no model.
+    """
+    return hash_model_files(locate_model(model))[:16]
+
+
 def _find_parent_files(directory: Path) -> dict[str, Path]:
     """Return the files of the other modules by name, if the BERT is in the folder 0_Transformer."""
     folder = directory.resolve()

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import tomli_w
 
-from bertsmith.bundle import CONFIG_FILE, WEIGHTS_FILE, hash_model_files, load, locate_model
+from bertsmith.bundle import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    compute_model_id,
+    hash_model_files,
+    load,
+    locate_model,
+)
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.directory import get_model_name
 from bertsmith.bundle.metadata import read_info
@@ -218,7 +225,7 @@ def _read_start_training(
 def _is_unchanged(model: Path, start_id: str | None) -> bool:
     """Return whether a model has the hash that was recorded when a run started from it."""
     try:
-        return start_id in (None, hash_model_files(locate_model(model))[:16])
+        return start_id in (None, compute_model_id(model))
     except ModelError:
         return False
 

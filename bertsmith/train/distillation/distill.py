@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from bertsmith.bundle import hash_model_files, locate_model, pin_model_path
+from bertsmith.bundle import compute_model_id, pin_model_path
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.files import write_atomic
 from bertsmith.model.bert import count_parameters
@@ -160,7 +160,7 @@ def _add_hashes(settings: DistillRunSettings) -> DistillRunSettings:
     """Return the settings with the hashes of the data files, the teacher and the start model."""
     distill = settings.distill
     fingerprint = hash_files(_list_data_files(distill))
-    teacher_hash = hash_model_files(locate_model(distill.teacher))[:16]
+    teacher_hash = compute_model_id(distill.teacher)
     changed = distill.model_copy(update={"fingerprint": f"{fingerprint}{teacher_hash}"})
     settings = settings.model_copy(update={"distill": changed})
     # If the student starts from layers of the teacher, the fingerprint identifies the start model.

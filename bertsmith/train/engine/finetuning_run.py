@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import hash_model_files, locate_model
+from bertsmith.bundle import compute_model_id
 from bertsmith.compatibility import upgrade_finetuning_result
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
@@ -72,7 +72,7 @@ class FinetuneResult:
 def set_start_id(settings: SettingsType) -> SettingsType:
     """Return the settings with the hash of the start model, which detects that it was replaced."""
     run = vars(settings)["run"]
-    start_id = hash_model_files(locate_model(run.start_from))[:16]
+    start_id = compute_model_id(run.start_from)
     return settings.model_copy(update={"run": run.model_copy(update={"start_id": start_id})})
 
 

@@ -64,7 +64,7 @@ def resolve_start_model(path: str, run: Path | None, store: Store) -> StartModel
         return stored
     info, config, tokenizer = read_metadata(directory)
     store.check_tokenizer(tokenizer)
-    start_id = bundle.hash_model_files(directory)[:16]
+    start_id = bundle.compute_model_id(directory)
     run_values = {"start_from": str(pinned_path), "start_id": start_id}
     if stored is not None:
         return replace(stored, config=config.model_dump(), run_values=run_values)
