@@ -23,6 +23,7 @@ from bertsmith.train.engine.checkpoint import (
     save,
 )
 from bertsmith.train.engine.run_clock import ELAPSED_FILE
+from tests.data.synthetic_corpus import read_files
 from tests.train.conftest import RecordingProgress
 
 
@@ -40,15 +41,6 @@ def _take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.tensor([[1.0, -2.0, 0.5]])).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _read_files(run: Path) -> dict[str, bytes]:
-    """Return the content of all files of a run, by relative path."""
-    return {
-        str(path.relative_to(run)): path.read_bytes()
-        for path in sorted(run.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_restored_run_takes_the_same_step(tmp_path: Path) -> None:
@@ -129,7 +121,7 @@ def test_failed_save_keeps_older_checkpoints(
     """If a file of a new checkpoint cannot be written, the run directory is unchanged."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
-    files = _read_files(tmp_path)
+    files = read_files(tmp_path)
     # The files are written in this order.
     writes_before_failure = ["weights", "moments", "state", "checksums"].index(failing_file)
 
@@ -147,7 +139,7 @@ def test_failed_save_keeps_older_checkpoints(
     monkeypatch.setattr(checkpoint, "write_json", fail_later(write_json))
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, TrainingState(step=2), model, optimizer, keep=1)
-    assert _read_files(tmp_path) == files
+    assert read_files(tmp_path) == files
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
 
 
@@ -155,7 +147,7 @@ def test_partial_files_are_ignored_and_removed(tmp_path: Path) -> None:
     """What a killed process was writing or removing is not listed, and is removed."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
-    files = _read_files(tmp_path)
+    files = read_files(tmp_path)
     for name in (".step-2.4711.tmp", ".step-1.old"):
         (tmp_path / CHECKPOINTS_DIR / name).mkdir()
         (tmp_path / CHECKPOINTS_DIR / name / "weights.safetensors").write_bytes(b"half")
@@ -171,7 +163,7 @@ def test_partial_files_are_ignored_and_removed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     remove_partial_files(tmp_path)
     assert not old_model.exists()
-    assert _read_files(tmp_path) == files
+    assert read_files(tmp_path) == files
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
@@ -237,7 +229,7 @@ def test_resume_falls_back_to_the_checkpoint_before_a_damaged_one(
     _take_step(model, optimizer)
     newest = save(tmp_path, TrainingState(step=2), model, optimizer, keep=9)
     _flip_bit_of_last_byte(newest / name)
-    damaged_files = _read_files(newest)
+    damaged_files = read_files(newest)
     restored_model, restored_optimizer = _train_model(seed=9)
     progress = RecordingProgress()
     state = resume(tmp_path, restored_model, restored_optimizer, progress)
@@ -249,7 +241,7 @@ def test_resume_falls_back_to_the_checkpoint_before_a_damaged_one(
     assert message.startswith(f"{newest}: this checkpoint cannot be read: ")
     assert message.endswith("; kept as step-2.damaged")
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
-    assert _read_files(newest.with_name("step-2.damaged")) == damaged_files
+    assert read_files(newest.with_name("step-2.damaged")) == damaged_files
     # A second damaged checkpoint of the same step replaces the first damaged one.
     second = save(tmp_path, TrainingState(step=2), model, optimizer, keep=9)
     _flip_bit_of_last_byte(second / name)
@@ -263,7 +255,7 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
     for step in (1, 2):
         directory = save(tmp_path, TrainingState(step=step), model, optimizer, keep=9)
         _flip_bit_of_last_byte(directory / checkpoint.MOMENTS_FILE)
-    files = _read_files(tmp_path)
+    files = read_files(tmp_path)
     with pytest.raises(RunError) as caught:
         resume(tmp_path, model, optimizer, RecordingProgress())
     for message in (
@@ -274,7 +266,7 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
         f"remove {tmp_path / CHECKPOINTS_DIR} to train again",
     ):
         assert message in str(caught.value)
-    assert _read_files(tmp_path) == files
+    assert read_files(tmp_path) == files
     # With a time budget, the new run would already have used its time.
     (tmp_path / ELAPSED_FILE).write_text("{}")
     with pytest.raises(RunError, match=r"checkpoints and .*elapsed\.json to train again from the"):

@@ -1,4 +1,4 @@
-"""Fixtures for the settings of pre-training runs."""
+"""Fixtures for pre-training runs and their settings."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from bertsmith.data.store import Store
+from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.resolve import (
     Overrides,
     resolve_settings,
 )
+from tests.train.conftest import make_assignments
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,11 @@ def resolve(opened_store: Store) -> Any:
     return lambda **overrides: resolve_settings(
         Overrides(data=opened_store.path, **overrides), opened_store
     )
+
+
+@pytest.fixture(scope="module")
+def finished_run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of eight steps."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    pretrain(store, out, steps=8, assignments=make_assignments(run__eval_every=4))
+    return out

@@ -10,24 +10,8 @@ from bertsmith.errors import RunError
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.metrics_log import METRICS_FILE
 from bertsmith.train.pretraining.pretrain import pretrain
+from tests.data.synthetic_corpus import read_files
 from tests.train.conftest import RecordingProgress, make_assignments
-
-
-@pytest.fixture(scope="module")
-def finished_run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of eight steps."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    pretrain(store, out, steps=8, assignments=make_assignments(run__eval_every=4))
-    return out
-
-
-def _read_files(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files in a folder, by relative path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("has_checkpoints", [True, False])
@@ -43,11 +27,11 @@ def test_finished_run_is_not_changed(
     if not has_checkpoints:
         shutil.rmtree(run / CHECKPOINTS_DIR)
     (run / "model" / "README.md").write_text("an edited model card")
-    old_files = _read_files(run)
+    old_files = read_files(run)
     progress = RecordingProgress()
     arguments: dict[str, Any] = {"assignments": make_assignments(run__eval_every=4)}
     result = pretrain(store, run, steps=8, progress=progress, **arguments)
-    new_files = _read_files(run)
+    new_files = read_files(run)
     assert any("this run is already finished (step 8 of 8)" in line for line in progress.messages)
     assert not any("resuming" in line for line in progress.messages)
     assert result.outcome.state.step == 8
@@ -65,7 +49,7 @@ def test_model_of_an_unfinished_run_is_not_overwritten(
     shutil.copytree(finished_run, run)
     shutil.rmtree(run / CHECKPOINTS_DIR)
     (run / METRICS_FILE).unlink()
-    files = _read_files(run)
+    files = read_files(run)
     with pytest.raises(RunError, match=r"has a model, but neither a checkpoint .*run/model to "):
         pretrain(store, run, steps=8, assignments=make_assignments(run__eval_every=4))
-    assert _read_files(run) == files
+    assert read_files(run) == files

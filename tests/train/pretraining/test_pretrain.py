@@ -31,6 +31,7 @@ from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
+from tests.data.synthetic_corpus import read_files
 from tests.train.conftest import (
     SMALL_SETTINGS,
     TrainFunction,
@@ -41,23 +42,6 @@ from tests.train.conftest import (
 WEIGHTS = "model/model.safetensors"
 BATCH_SIZE = SMALL_SETTINGS["data.batch_size"]
 MAX_SEQLEN = SMALL_SETTINGS["data.max_seqlen"]
-
-
-@pytest.fixture(scope="module")
-def finished_run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of eight steps."""
-    out = tmp_path_factory.mktemp("runs") / "finished"
-    pretrain(store, out, steps=8, assignments=make_assignments(run__eval_every=4))
-    return out
-
-
-def _read_files(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files in a folder, by relative path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_run_directory_is_complete(finished_run: Path) -> None:
@@ -95,12 +79,12 @@ def test_interrupted_start_leaves_no_directory(
 
 def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
     """Resuming with other settings is an error that lists all differences, and changes no file."""
-    files = _read_files(finished_run)
+    files = read_files(finished_run)
     with pytest.raises(RunError) as caught:
         pretrain(store, finished_run, steps=9, assignments=make_assignments(run__seed=4))
     assert "schedule.steps: 8 in the run, 9 now" in str(caught.value)
     assert "run.seed: 0 in the run, 4 now" in str(caught.value)
-    assert _read_files(finished_run) == files
+    assert read_files(finished_run) == files
 
 
 def test_finished_run_without_its_metrics_log_is_evaluated_again(
@@ -191,9 +175,9 @@ def test_estimate_writes_nothing(
     """An estimate has steps, tokens, memory and time, and writes no file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_MAX_STEPS", 3)
-    store_files = _read_files(store)
+    store_files = read_files(store)
     estimate = estimate_run(store, epochs=2.0, assignments=make_assignments())
-    assert _read_files(store) == store_files
+    assert read_files(store) == store_files
     assert list(tmp_path.iterdir()) == []
     # The number of steps is rounded up.
     assert 2.0 <= estimate["epochs"] < 2.02
