@@ -171,11 +171,7 @@ class VectorIndex:
     def _search_graph(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
         """Return the rows with the highest similarities among the candidates from the graph."""
         if self._graph is None:
-            library = import_usearch()
-            try:
-                self._graph = library.Index.restore(str(self._graph_path), view=True)
-            except (ValueError, RuntimeError, OSError) as error:
-                raise create_damaged_index_error(self._graph_path, str(error)) from None
+            self._graph = self._load_graph()
         num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
         candidates = self._graph.search(unit_query, num_candidates).keys.astype(np.int64)
@@ -188,6 +184,25 @@ class VectorIndex:
             if len(rows) >= top:
                 break
         return np.asarray(rows, np.int64)
+
+    def _load_graph(self) -> Any:
+        """Memory-map the graph.
+
+        Raises:
+            InputError: The graph cannot be read, or rows are missing in the index.
+        """
+        try:
+            # None if the file is missing or too short for a header.
+            graph = import_usearch().Index.restore(str(self._graph_path), view=True)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise create_damaged_index_error(self._graph_path, str(error)) from None
+        if graph is None:
+            raise create_damaged_index_error(self._graph_path, "there is no graph in it")
+        num_missing = len(self.vectors) - len(graph) - self._duplicates.shape[1]
+        if num_missing > 0:
+            problem = f"{num_missing:,} vectors are neither in the graph nor in this file"
+            raise create_damaged_index_error(self._graph_path.with_name(DUPLICATES_FILE), problem)
+        return graph
 
     def _get_duplicates(self, row: int, limit: int) -> list[int]:
         """Return the first rows with the same vector as a row in the graph, at most ``limit``."""

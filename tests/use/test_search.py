@@ -146,6 +146,17 @@ def test_damaged_file_of_duplicates_is_an_error(tmp_path: Path) -> None:
         VectorIndex(tmp_path)
 
 
+def test_missing_file_of_duplicates_is_an_error(tmp_path: Path) -> None:
+    """An index without its duplicates.npy is an error instead of a search that misses rows."""
+    vectors = np.random.default_rng(6).standard_normal((300, 16)).astype(np.float32)
+    vectors[50:60] = vectors[7]
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    build_graph(tmp_path, NullProgress())
+    (tmp_path / DUPLICATES_FILE).unlink()
+    with pytest.raises(InputError, match=rf"{DUPLICATES_FILE}: .* \(10 vectors are neither"):
+        VectorIndex(tmp_path).search(vectors[9], 5)
+
+
 @pytest.mark.parametrize("num_missing_bytes", [100, 20_000])
 def test_graph_that_is_not_completely_written_is_an_error(
     tmp_path: Path, num_missing_bytes: int
@@ -168,16 +179,15 @@ def test_graph_that_is_not_completely_written_is_an_error(
 def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:
     """The graph is not used if 4 candidates per result are at least as many as all vectors."""
     vectors = np.random.default_rng(5).standard_normal((20, 13), np.float32)
-    np.save(tmp_path / VECTORS_FILE, vectors[:10])
-    build_graph(tmp_path, NullProgress())
-    # The graph contains only half of the vectors, so its results show that it was used.
     np.save(tmp_path / VECTORS_FILE, vectors)
+    # There is no graph, so an error shows that it would be used.
     vector_index = VectorIndex(tmp_path)
     query = vectors[15]
     for top in (5, 20, 99):
         assert vector_index.search(query, top) == vector_index.search(query, top, exact=True)
     assert len(vector_index.search(query, 20)) == 20
-    assert {row for row, _ in vector_index.search(query, 4)} <= set(range(10))
+    with pytest.raises(InputError, match=rf"{GRAPH_FILE}: this part"):
+        vector_index.search(query, 4)
 
 
 def test_top_larger_than_the_index_returns_all_lines(index: Path) -> None:
