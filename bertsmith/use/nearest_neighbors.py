@@ -192,12 +192,9 @@ class VectorIndex:
             InputError: The graph cannot be read, or rows are missing in the index.
         """
         try:
-            # None if the file is missing or too short for a header.
             graph = import_usearch().Index.restore(str(self._graph_path), view=True)
         except (ValueError, RuntimeError, OSError) as error:
             raise create_damaged_index_error(self._graph_path, str(error)) from None
-        if graph is None:
-            raise create_damaged_index_error(self._graph_path, "there is no graph in it")
         num_missing = len(self.vectors) - len(graph) - self._duplicates.shape[1]
         if num_missing > 0:
             problem = f"{num_missing:,} vectors are neither in the graph nor in this file"

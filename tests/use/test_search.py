@@ -180,7 +180,8 @@ def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:
     """The graph is not used if 4 candidates per result are at least as many as all vectors."""
     vectors = np.random.default_rng(5).standard_normal((20, 13), np.float32)
     np.save(tmp_path / VECTORS_FILE, vectors)
-    # There is no graph, so an error shows that it would be used.
+    # The file of the graph is empty, so a search fails if it needs the graph.
+    (tmp_path / GRAPH_FILE).touch()
     vector_index = VectorIndex(tmp_path)
     query = vectors[15]
     for top in (5, 20, 99):
