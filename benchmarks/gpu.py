@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speedrun import ROOT, describe_environment, prepare_store
+from speedrun import prepare_store
+from speedrun_record import ROOT, describe_environment
 
 from bertsmith.files import write_json
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import speedrun
+import speedrun_record
 
 from bertsmith.errors import TaskError
 from bertsmith.runtime import device
@@ -144,16 +145,16 @@ def test_score_is_the_mean_of_the_tasks() -> None:
         },
         "rte": {"accuracy": {"mean": 0.5, "values": [0.4, 0.6]}},
     }
-    assert speedrun.compute_score(results) == pytest.approx(60)
+    assert speedrun_record.compute_score(results) == pytest.approx(60)
     # The mean over the other seeds does not count.
     for value in (None, math.nan):
         results["rte"]["accuracy"] = {"mean": 0.6, "values": [value, 0.6]}
-        assert speedrun.compute_score(results) is None
-        assert speedrun.list_incomplete_measures(results) == ["rte, accuracy (1 of 2)"]
+        assert speedrun_record.compute_score(results) is None
+        assert speedrun_record.list_incomplete_measures(results) == ["rte, accuracy (1 of 2)"]
     results["rte"]["accuracy"] = {"mean": None, "values": []}
-    assert speedrun.compute_score(results) is None
-    assert speedrun.summarize([1.0, None]) == {"mean": None, "std": None}
-    assert speedrun.summarize([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+    assert speedrun_record.compute_score(results) is None
+    assert speedrun_record.summarize([1.0, None]) == {"mean": None, "std": None}
+    assert speedrun_record.summarize([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5)}
 
 
 def test_task_without_a_value_of_each_seed_has_no_mean() -> None:
@@ -165,12 +166,12 @@ def test_task_without_a_value_of_each_seed_has_no_mean() -> None:
         }
         for values in ([0.3, 0.3], [0.3, None])
     ]
-    panel = speedrun.average_panels(panels)
+    panel = speedrun_record.average_panels(panels)
     assert panel == {
         "rte": {"accuracy": {"mean": 0.5, "std": 0.0}},
         "cola": {"matthews": {"mean": None, "std": None}},
     }
-    assert speedrun.format_summary(panel["cola"]["matthews"], 1, 100.0) == "-"
+    assert speedrun_record.format_summary(panel["cola"]["matthews"], 1, 100.0) == "-"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_facts_name_the_machines_of_all_processes() -> None:
     record = {"starts": [start, other, start], "date": "today", "settings": [], "runs": {},
               "finetune_seeds": 1,
               "store": {"training_tokens": 5, "vocab_size": 9, "id": "b2"}}  # fmt: skip
-    facts = speedrun.list_facts(record)
+    facts = speedrun_record.list_facts(record)
     processor = "Xeon, 2 cores, 8 GiB"
     assert facts["hardware"] == f"no GPU; {processor}; then H200; {processor}"
     assert facts["versions"] == "Bertsmith 1, PyTorch 2; then Bertsmith 1, PyTorch 3"
