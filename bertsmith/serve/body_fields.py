@@ -27,7 +27,7 @@ from bertsmith.serve.limits import check_limit
 
 Item = TypeVar("Item")
 #: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
-BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<ids>", "<id lists>"})
+BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<object>", "<ids>", "<id lists>"})
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,16 @@ class FailFastList:
 def select_branch(value: Any) -> str:
     """Return the tag of the union branch that validates a value."""
     return "<list>" if isinstance(value, list) else "<one>"
+
+
+def select_document_branch(value: Any) -> str:
+    """Return the tag of the union branch for a text or an object."""
+    return "<object>" if isinstance(value, dict) else "<one>"
+
+
+def select_inference_branch(value: Any) -> str:
+    """Return the tag of the union branch for a text, a list or an object."""
+    return "<list>" if isinstance(value, list) else select_document_branch(value)
 
 
 def select_pair_branch(value: Any) -> str:

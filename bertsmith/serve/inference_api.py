@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.body_fields import BRANCH_TAGS, NOT_BOOLEAN
+from bertsmith.serve.body_fields import NOT_BOOLEAN
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.execution import RequestExecutor, to_json_response
@@ -22,6 +22,7 @@ from bertsmith.serve.schemas import (
     SimilarityBody,
 )
 from bertsmith.serve.tei import format_labels
+from bertsmith.serve.validation_errors import describe_errors
 from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX
 
@@ -188,7 +189,5 @@ def parse(name: str, schema: Any, value: Any) -> Any:
             return schema.validate_python(value, strict=True)
         return schema.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        parts = [str(part) for part in (name, *first["loc"]) if part not in BRANCH_TAGS]
-        location = ".".join(parts).strip(".")
-        raise InputError(f"{location}: {first['msg']}") from None
+        fields = () if isinstance(schema, TypeAdapter) else schema.model_fields
+        raise InputError(describe_errors(error, fields, name)[0]) from None

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from bertsmith.errors import InputError
-from bertsmith.serve.body_fields import BRANCH_TAGS
 from bertsmith.serve.clients import (
     ANSWER_KEY,
     CLIENT_KEY,
@@ -21,6 +20,7 @@ from bertsmith.serve.clients import (
 )
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.validation_errors import describe_errors
 
 #: Largest body, in bytes, that is parsed on the event loop. A thread would be slower for it.
 MAX_INLINE_BYTES: Final = 16_384
@@ -29,8 +29,6 @@ MAX_INLINE_BYTES: Final = 16_384
 UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
 #: Response header with the number of texts that were truncated, if any.
 TRUNCATED_HEADER: Final = "X-Bertsmith-Truncated-Texts"
-#: Maximum length of a field name in an error message, because clients choose the names.
-_MAX_FIELD_CHARACTERS: Final = 100
 #: Maximum number of lists, objects, fields and strings in a body, per text that a request may have.
 #: Parsed lists and objects need up to fifty times as much memory as their JSON.
 _MAX_NODES_PER_TEXT: Final = 64
@@ -56,7 +54,7 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
     try:
         return model.model_validate(value, context={"texts": settings.max_texts})
     except ValidationError as error:
-        raise InputError(_describe_errors(error)) from None
+        raise InputError("; ".join(describe_errors(error, model.model_fields))) from None
 
 
 def _check_num_nodes(body: bytes, max_texts: int) -> None:
@@ -91,16 +89,6 @@ def _describe_syntax_error(reason: str) -> str:
     if "surrogate" in reason or "hex escape" in reason:
         return f"a text has a lone surrogate (half of a character): {reason}; send valid Unicode"
     return f"the body is not valid JSON in UTF-8: {reason}; {_EXAMPLE_ADVICE}"
-
-
-def _describe_errors(error: ValidationError) -> str:
-    """Return a message that describes the first five errors."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    messages = []
-    for item in errors[:5]:
-        field = ".".join(str(part) for part in item["loc"] if part not in BRANCH_TAGS)
-        messages.append(f"{field[:_MAX_FIELD_CHARACTERS] or 'the body'}: {item['msg']}")
-    return "; ".join(messages)
 
 
 class BodyParser:

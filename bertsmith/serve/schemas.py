@@ -33,7 +33,9 @@ from bertsmith.serve.body_fields import (
     TruncationDirection,
     Weight,
     select_branch,
+    select_document_branch,
     select_ids_branch,
+    select_inference_branch,
     select_input_branch,
     select_pair_branch,
 )
@@ -140,7 +142,12 @@ class CohereRerankBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
     query: str
-    documents: Items[str | Document]
+    documents: Items[
+        Annotated[
+            Annotated[str, Tag("<one>")] | Annotated[Document, Tag("<object>")],
+            Discriminator(select_document_branch),
+        ]
+    ]
     model: str | None = None
     top_n: Annotated[int | None, Field(ge=1), NOT_BOOLEAN] = None
     return_documents: bool | None = None
@@ -287,7 +294,10 @@ class InferenceBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     inputs: Annotated[
-        str | Annotated[list[str], FailFastList()] | dict[str, Any],
+        Annotated[str, Tag("<one>")]
+        | Annotated[list[str], FailFastList(), Tag("<list>")]
+        | Annotated[dict[str, Any], Tag("<object>")],
+        Discriminator(select_inference_branch),
         Field(description="A text, texts, or an object."),
     ]
     model: ModelName = None

@@ -55,7 +55,7 @@ def test_lone_surrogates_are_rejected(server: RunningServer, path: str, body: An
     ("path", "body", "message"),
     [
         ("/embed", {"inputs": "a", "layer": [-1] * 1000}, "twice"),
-        ("/embed", {"inputs": "a", "layer": [-1] * 2000}, "layer: List should have at most 1024"),
+        ("/embed", {"inputs": "a", "layer": [-1] * 2000}, "layer: expected at most 1,024 items"),
         ("/embed", {"inputs": "a", "layer": [1, -2]}, "twice"),
         ("/embed", {"inputs": ["a"] * 9}, "200 vector elements per request, got 234"),
         ("/embed_all", {"inputs": ["a b c"] * 4}, "200 vector elements per request"),
