@@ -91,6 +91,20 @@ def _describe_syntax_error(reason: str) -> str:
     return f"the body is not valid JSON in UTF-8: {reason}; {_EXAMPLE_ADVICE}"
 
 
+def _check_headers(request: Request) -> None:
+    """Raise InputError if the headers say that the body is not JSON, or compressed."""
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    # Browsers send other types across sites without asking the server first.
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise InputError(f"the header Content-Type is {content_type!r}; expected application/json")
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise InputError(
+            f"the header Content-Encoding is {encoding!r}; send the body without compression"
+        )
+
+
 class BodyParser:
     """Parses the request bodies of an app."""
 
@@ -121,13 +135,7 @@ class BodyParser:
             request.scope[ANSWER_KEY].reserve,
             request.scope[ANSWER_KEY].shrink,
         )
-        content_type = request.headers.get("content-type", "")
-        media_type = content_type.partition(";")[0].strip().lower()
-        # Browsers send other types across sites without asking the server first.
-        if media_type != "application/json" and not media_type.endswith("+json"):
-            raise InputError(
-                f"the header Content-Type is {content_type!r}; expected application/json"
-            )
+        _check_headers(request)
         if len(body) <= MAX_INLINE_BYTES:
             return parse_body(body, model, self._settings)
         loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """Endpoints: results equal those of the Python API, and errors have a common format."""
 
 import base64
+import gzip
 import html
 import json
 import re
@@ -339,6 +340,15 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
     response = httpx.get(url, timeout=60)
     assert response.status_code == 405
     assert response.json()["error"]["type"] == "method_not_allowed"
+
+
+def test_compressed_bodies_are_rejected(server: RunningServer) -> None:
+    """The error names the compression, instead of saying that the body is not valid JSON."""
+    content = gzip.compress(b'{"inputs": "a"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = httpx.post(server.url + "/embed", content=content, headers=headers)
+    assert response.status_code == 422
+    assert "the header Content-Encoding is 'gzip'; send the body without" in response.text
 
 
 def test_information_endpoints_respond(server: RunningServer) -> None:
