@@ -58,7 +58,7 @@ class InferenceRoutes:
         a [MASK] or vectors, depending on the model.
         """
         model = self._service.find_model(body.model, "embed")
-        task = choose_task(model, body.inputs)
+        task = choose_task(model, body.inputs, body.parameters)
         if task == "similarity":
             similarity_body = validate(SimilarityBody, model, body)
             return await self._embeddings.similarity(request, similarity_body)
@@ -153,15 +153,17 @@ def _insert_token(before: str, token: str, after: str) -> str:
     return before + token + after
 
 
-def choose_task(model: ServedModel, inputs: Any) -> str:
-    """Return the task of a request, from its inputs and what the model was trained for."""
+def choose_task(model: ServedModel, inputs: Any, parameters: Mapping[str, Any]) -> str:
+    """Return the task of a request, from its body and what the model was trained for."""
     if isinstance(inputs, dict) and "source_sentence" in inputs:
         return "similarity"
     for task in ("answer", "classify", "tag"):
         if task in model.tasks:
             return task
-    has_mask = isinstance(inputs, str) and MASK_TOKEN in inputs
-    return "fill" if has_mask and "fill" in model.tasks else "embed"
+    # A text without [MASK] is an error if a parameter says that tokens are to be predicted.
+    has_top = parameters.get("top_k") is not None
+    needs_fill = isinstance(inputs, str) and (MASK_TOKEN in inputs or has_top)
+    return "fill" if needs_fill and "fill" in model.tasks else "embed"
 
 
 def validate(schema: Any, model: ServedModel, body: InferenceBody) -> Any:

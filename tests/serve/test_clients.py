@@ -170,6 +170,7 @@ def test_null_fields_have_their_defaults(server: RunningServer, embedder: Embedd
         ("/", {"inputs": {"a": 1}}, "inputs: Input should be a valid string"),
         ("/", {"inputs": "a", "model": "names", "parameters": {"aggregation_strategy": "none"}},
          "always aggregated"),
+        ("/", {"inputs": "a", "parameters": {"top_k": 5}}, "text 1: no [MASK] in 'a'"),
         ("/", {"inputs": 5}, "inputs: Input should be a valid string, found 5"),
         ("/", {"inputs": "a", "dimensions": "b"}, "dimensions: Input should be a valid integer"),
     ],
