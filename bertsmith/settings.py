@@ -52,13 +52,16 @@ class SettingsTable(Settings):
         return upgrade_settings(values, cls.table) if isinstance(values, dict) else values
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file. Raises SettingsError with the file and the line."""
+def read_toml(path: Path, kind: str = "settings file") -> dict[str, Any]:
+    """Read a TOML file. Raises SettingsError with the file and the line.
+
+    ``kind`` is what the error calls a missing file.
+    """
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise SettingsError(describe_missing_path(path, "settings file")) from None
+        raise SettingsError(describe_missing_path(path, kind)) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -199,7 +199,9 @@ def read_key_file(path: Path) -> dict[str, KeySettings]:
     Raises:
         SettingsError: the file cannot be read, or is not a valid key file.
     """
-    tables = read_toml(path)
+    tables = read_toml(path, "key file")
+    if not tables:
+        raise SettingsError(f"{path}: there is no API key; add a table with a key, such as [alice]")
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SettingsError(

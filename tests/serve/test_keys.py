@@ -54,10 +54,14 @@ def test_key_file_has_a_table_for_each_key(tmp_path: Path) -> None:
         ('[alice]\nkey = "first"\nrequests = 5', "requests"),
         ('[alice]\nkey = "first"\ntokens_per_minute = 0', "tokens_per_minute"),
         ("[alice", "keys.toml"),
+        ("", "keys.toml: there is no API key"),
     ):
         path.write_text(content)
         with pytest.raises(SettingsError, match=message):
             read_key_file(path)
+    path.unlink()
+    with pytest.raises(SettingsError, match=r"keys\.toml: no such key file"):
+        read_key_file(path)
 
 
 def test_keys_must_be_unique_and_not_empty() -> None:
