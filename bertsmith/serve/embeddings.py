@@ -207,9 +207,9 @@ class EmbeddingRoutes:
         )
         matrix = np.stack(vectors)
         if not isinstance(body.inputs, list):
-            return to_json_response(matrix[1:] @ matrix[0])
+            return to_json_response(_multiply_unit_vectors(matrix[1:], matrix[0]))
         return await self._executor.encode_response(
-            lambda: serialize_array(matrix @ matrix.T), num_similarities
+            lambda: serialize_array(_multiply_unit_vectors(matrix, matrix.T)), num_similarities
         )
 
     async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:
@@ -222,6 +222,15 @@ class EmbeddingRoutes:
         if num_elements > _MAX_BUFFERED_NUMBERS:
             return self._executor.stream_response(pieces)
         return await self._executor.encode_response(lambda: b"".join(pieces), num_elements)
+
+
+def _multiply_unit_vectors(rows: Floats, columns: Floats) -> Floats:
+    """Return cosine similarities: the products of vectors of length 1, without rounding beyond 1.
+
+    Clients may compute angles, which do not exist for larger numbers.
+    """
+    similarities: Floats = (rows @ columns).clip(-1, 1)
+    return similarities
 
 
 def shorten_vectors(vectors: Sequence[Floats], dimensions: int | None) -> list[Floats]:

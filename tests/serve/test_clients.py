@@ -416,3 +416,12 @@ def test_info_describes_a_model(
     assert httpx.get(f"{server.url}/info", params={"model": "x"}).status_code == 404
     with run_server([load_served_model("m", model_dirs["mood"])]) as other:
         assert "classifier" in httpx.get(f"{other.url}/info").json()["model_type"]
+
+
+def test_similarities_are_cosines_in_spite_of_rounding(server: RunningServer) -> None:
+    """No similarity of equal texts is above 1, where arccos is undefined."""
+    texts = [f"the smith lifted {'iron ' * count}once" for count in range(1, 41)]
+    assert np.max(server.post("/similarity", {"inputs": texts}).json()) <= 1
+    for text in texts:
+        inputs = {"source_sentence": text, "sentences": [text]}
+        assert server.post("/similarity", {"inputs": inputs}).json()[0] <= 1
