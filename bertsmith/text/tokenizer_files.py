@@ -39,6 +39,8 @@ _ADDED_TOKENS_FILE: Final = "added_tokens.json"
 _SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 #: Keys with special tokens in addition to BERT's: the current one and the older one.
 _EXTRA_KEY, _OLD_EXTRA_KEY = "extra_special_tokens", "additional_special_tokens"
+#: Keys with one special token each that BERT does not have.
+_SENTENCE_KEYS: Final = ("bos_token", "eos_token")
 #: File for properties that Hugging Face's files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
 #: A model's config, which determines how transformers reads the tokenizer in the same directory.
@@ -349,7 +351,16 @@ def _read_added_tokens(
     old_file = config_file.with_name(_ADDED_TOKENS_FILE)
     if not decoder and old_file.is_file():
         ids = read_json_object(old_file)
-        tokens = [{"content": content, "id": token_id} for content, token_id in ids.items()]
+        special_names = _list_special_names(config_file, config)
+        tokens = [
+            {
+                "content": content,
+                "id": token_id,
+                "special": content in special_names,
+                "normalized": content not in special_names,
+            }
+            for content, token_id in ids.items()
+        ]
         added = parse_added_tokens(tokens if uses_ids else _drop_ids(tokens), vocab, old_file)
     else:
         tokens = [
@@ -380,10 +391,15 @@ def _list_extra_special_tokens(config_file: Path, config: Mapping[str, Any]) -> 
     As in transformers, special_tokens_map.json is only used without ``added_tokens_decoder``.
     """
     tokens = _list_tokens(config.get(_EXTRA_KEY) or config.get(_OLD_EXTRA_KEY))
+    sentence_tokens = [config[key] for key in _SENTENCE_KEYS if config.get(key)]
     if "added_tokens_decoder" not in config:
         special_tokens = _read_optional_json(config_file.with_name(_SPECIAL_TOKENS_FILE))
         tokens += _list_tokens(special_tokens.get(_EXTRA_KEY))
         tokens = tokens or _list_tokens(special_tokens.get(_OLD_EXTRA_KEY))
+        sentence_tokens += [
+            special_tokens[key] for key in _SENTENCE_KEYS if special_tokens.get(key)
+        ]
+    tokens += sentence_tokens
     objects = [{"content": token} if isinstance(token, str) else token for token in tokens]
     unique = {
         str(token.get("content")): {"normalized": False, **token, "special": True}
@@ -391,6 +407,24 @@ def _list_extra_special_tokens(config_file: Path, config: Mapping[str, Any]) -> 
         if isinstance(token, dict)
     }
     return [*unique.values(), *(token for token in objects if not isinstance(token, dict))]
+
+
+def _list_special_names(config_file: Path, config: Mapping[str, Any]) -> set[str]:
+    """Return the tokens that transformers makes special if they are in added_tokens.json.
+
+    As in transformers, tokens of ``additional_special_tokens`` in special_tokens_map.json are not
+    among them.
+    """
+    special_tokens = _read_optional_json(config_file.with_name(_SPECIAL_TOKENS_FILE))
+    values: list[Any] = [
+        file.get(key) for file in (config, special_tokens) for key in _SENTENCE_KEYS
+    ]
+    for value in (
+        config.get(_EXTRA_KEY) or config.get(_OLD_EXTRA_KEY),
+        special_tokens.get(_EXTRA_KEY),
+    ):
+        values += value if isinstance(value, list) else []
+    return {value for value in values if isinstance(value, str)}
 
 
 def _list_tokens(value: Any) -> list[Any]:

@@ -108,6 +108,41 @@ def test_extra_special_tokens_are_read_without_tokenizer_json(
     assert Tokenizer.load(tmp_path / "saved").spec == tokenizer.spec
 
 
+@pytest.mark.parametrize("has_tokenizer_json", [False, True])
+@pytest.mark.parametrize(
+    ("file_name", "special_tokens"),
+    [
+        ("tokenizer_config.json", {"additional_special_tokens": ["[E9]"]}),
+        ("tokenizer_config.json", {"extra_special_tokens": ["[E9]"]}),
+        ("tokenizer_config.json", {"extra_special_tokens": {"entity": "[E9]"}}),
+        ("tokenizer_config.json", {"eos_token": "[E9]"}),
+        ("special_tokens_map.json", {"additional_special_tokens": ["[E9]"]}),
+        ("special_tokens_map.json", {"extra_special_tokens": ["[E9]"]}),
+        ("special_tokens_map.json", {"eos_token": "[E9]"}),
+        ("special_tokens_map.json", {"eos_token": "city"}),
+    ],
+    ids=str,
+)
+def test_special_tokens_of_added_tokens_json_are_read_like_transformers(
+    tmp_path: Path, file_name: str, special_tokens: dict[str, object], has_tokenizer_json: bool
+) -> None:
+    """A special token in added_tokens.json is not normalized, as with ``transformers``."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    if has_tokenizer_json:
+        Tokenizer(TokenizerSpec(vocab=WORDS)).save(tmp_path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        values: dict[str, object] = {}
+        if name == "tokenizer_config.json":
+            values = {"do_lower_case": True, "strip_accents": False}
+        values |= special_tokens if name == file_name else {}
+        (tmp_path / name).write_text(json.dumps(values))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[E9]": len(WORDS)}))
+    hf_tokenizer = BertTokenizer.from_pretrained(tmp_path)
+    texts = ["[E9] new [e9]york[E9]", "a citya CITY city"]
+    expected = [hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert Tokenizer.load(tmp_path).encode_batch(texts, allow_special=True) == expected
+
+
 @pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
 def test_special_tokens_outside_tokenizer_json_are_read(
