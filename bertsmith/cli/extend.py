@@ -111,10 +111,13 @@ def extend(
     # Without folders, because bertsmith.json is published with the model.
     source = ", ".join(Path(name).resolve().name for name in (corpus or [words or ""]))
     bundle.save_model(out, extend_vocabulary(original, extension, source))
-    for note in original.notes() + describe_dropped_modules(original.path):
+    notes = original.notes() + describe_dropped_modules(original.path)
+    notes += _describe_unknown_words(extension)
+    for note in notes:
         log(f"note: {note}")
     if as_json:
-        print_json(report | {"first_id": extension.first_id, "piece_ids": extension.piece_ids})
+        report |= {"first_id": extension.first_id, "piece_ids": extension.piece_ids}
+        print_json(report | {"notes": notes})
     is_fine_tuned = isinstance(original, bundle.FineTunedBundle)
     sources = corpus_options.format_corpus(corpus or [], reading_options)
     _log_extension(extension, fit, out, sources, is_fine_tuned=is_fine_tuned)
@@ -155,6 +158,18 @@ def _log_word_check(check: "WordCheck") -> None:
             log(f"  and {len(check.rejected) - _MAX_LISTED:,} more (--json lists all)")
 
 
+def _describe_unknown_words(extension: "VocabularyExtension") -> list[str]:
+    """Return a note about new words that the old vocabulary cannot represent, if there are any."""
+    num_unknown = sum(pieces == (extension.tokenizer.unk_id,) for pieces in extension.piece_ids)
+    if not num_unknown:
+        return []
+    note = (
+        f"{num_unknown:,} of the words were tokenized as [UNK]; their embeddings are initialized "
+        "to the embedding of [UNK]"
+    )
+    return [note]
+
+
 def _log_extension(
     extension: "VocabularyExtension",
     fit: "FitComparison | None",
@@ -172,12 +187,6 @@ def _log_extension(
         sources: The corpus, as it is written on the command line.
         is_fine_tuned: Whether the model is fine-tuned.
     """
-    num_unknown = sum(pieces == (extension.tokenizer.unk_id,) for pieces in extension.piece_ids)
-    if num_unknown:
-        log(
-            f"note: {num_unknown:,} of the words were tokenized as [UNK]; their embeddings are "
-            "initialized to the embedding of [UNK]"
-        )
     last_id = extension.first_id + len(extension.words) - 1
     log(
         f"added {count_noun(len(extension.words), 'word')}, ids {extension.first_id:,} to "

@@ -51,11 +51,17 @@ def test_dropped_weights_and_modules_are_reported(
     weights_file = tmp_path / "model" / "model.safetensors"
     save_file(load_file(weights_file) | {"projection.weight": torch.zeros(2)}, weights_file)
     (tmp_path / "model" / "modules.json").write_text("[]")
-    arguments = ["--words", "-", "--out", tmp_path / "out"]
-    completed = run_cli("vocab", "extend", tmp_path / "model", *arguments, stdin=b"riverboat\n")
+    arguments = ["--words", "-", "--out", tmp_path / "out", "--json"]
+    words = "riverboat\n나룻배\n".encode()
+    completed = run_cli("vocab", "extend", tmp_path / "model", *arguments, stdin=words)
     assert completed.status == 0, completed.err
     assert "model: unused weights: projection.weight" in completed.err
     assert "note: the new directory has no modules of sentence-transformers" in completed.err
+    notes = json.loads(completed.out)["notes"]
+    assert "1 of the words were tokenized as [UNK]" in notes[-1]
+    assert [f"note: {note}" for note in notes] == [
+        line for line in completed.err.splitlines() if line.startswith("note: ")
+    ]
 
 
 def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
