@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.model_card import ENCODER, MODEL_CARD_FILE, build_model_card
 from bertsmith.bundle.single_segment import reject_pairs
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
 from bertsmith.bundle.weights import build_with_weights, open_weights
 from bertsmith.errors import ModelError
-from bertsmith.files import atomic_directory, write_json
+from bertsmith.files import atomic_directory, write_atomic, write_json
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import Pooler
@@ -105,6 +106,7 @@ def save_encoder(
         write_json(new / CONFIG_FILE, hf_config | {"architectures": [f"{prefix}Model"]})
         write_json(new / INFO_FILE, {**info, "positions": config.positions})
         tokenizer.save(new, config.max_positions)
+        write_atomic(new / MODEL_CARD_FILE, build_model_card(config, tokenizer, info, ENCODER))
 
 
 def load_pooler(directory: Path, config: ModelConfig) -> Pooler:

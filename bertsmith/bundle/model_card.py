@@ -22,15 +22,16 @@ MODEL_CARD_FILE: Final = "README.md"
 _SENTENCE_SIMILARITY: Final = "sentence-similarity"
 #: ``pipeline_tag`` of encoders without a trained head.
 _FEATURE_EXTRACTION: Final = "feature-extraction"
-#: ``pipeline_tag`` of rerankers, and their kind in ``build_model_card``.
+#: ``pipeline_tag`` of rerankers.
 _TEXT_RANKING: Final = "text-ranking"
-RERANKING: Final = "reranking"
+#: Kinds of models without a fine-tuning task in ``build_model_card``.
+EMBEDDING, ENCODER, RERANKING = "embedding", "encoder", "reranking"
 #: Task kind -> ``pipeline_tag`` on the hub.
 _PIPELINE_TAGS: Final = {
     "single": "text-classification", "multi": "text-classification",
     "regression": "text-classification", "entities": "token-classification",
     "tags": "token-classification", "span": "question-answering", "choice": "multiple-choice",
-    "embedding": _SENTENCE_SIMILARITY, RERANKING: _TEXT_RANKING,
+    EMBEDDING: _SENTENCE_SIMILARITY, ENCODER: _FEATURE_EXTRACTION, RERANKING: _TEXT_RANKING,
 }  # fmt: skip
 #: ``pipeline_tag`` -> name of the class of transformers that loads the model.
 _AUTO_CLASSES: Final = {
@@ -84,8 +85,8 @@ def build_model_card(
         config: The model's config.
         tokenizer: The model's tokenizer.
         info: The content of bertsmith.json.
-        kind: Task kind of a fine-tuned model, "embedding" or "reranking"; None for a pre-trained
-            model.
+        kind: Task kind of a fine-tuned model, "embedding", "encoder" or "reranking"; None for a
+            pre-trained model with its heads.
         labels: Labels of a fine-tuned model.
         publication: Further information on a published model.
     """
@@ -350,6 +351,8 @@ def _bertsmith_usage_lines(kind: str | None) -> list[str]:
     command = 'bertsmith predict "path or hub id" --input texts.txt'
     if kind == RERANKING:
         command = 'bertsmith rerank "path or hub id" "a query" "a document" "another document"'
+    elif kind == ENCODER:
+        command = 'bertsmith embed "path or hub id" texts.txt --out vectors.npy'
     return ["```sh", command, "```"]
 
 

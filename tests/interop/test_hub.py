@@ -290,6 +290,9 @@ def test_pickled_encoder_can_be_pushed_after_the_recommended_export(
     assert all(torch.equal(stored[name], state[name].half()) for name in stored)
     push_to_hub(tmp_path / "new", REPO_ID, endpoint=hub.url, token="secret")
     assert "model.safetensors" in hub.repos[REPO_ID]["main"]
+    card = hub.repos[REPO_ID]["main"]["README.md"].decode()
+    assert 'pipeline_tag: "feature-extraction"' in card
+    assert "from transformers import AutoModel, AutoTokenizer" in card
 
 
 def test_pickled_weights_of_dense_modules_are_downloaded(hub: FakeHub, tmp_path: Path) -> None:

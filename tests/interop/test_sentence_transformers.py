@@ -129,6 +129,14 @@ def test_exported_directory_gives_the_same_vectors(
     assert_close(vectors, embed(tmp_path / "o", TEXTS))
 
 
+def test_exported_directory_has_a_model_card(tmp_path: Path, pretrained_dir: Path) -> None:
+    """The card names sentence-transformers, which loads the directory."""
+    write_sentence_transformers(pretrained_dir, tmp_path / "o")
+    card = (tmp_path / "o" / "README.md").read_text()
+    assert 'library_name: "sentence-transformers"' in card
+    assert "from sentence_transformers import SentenceTransformer" in card
+
+
 def test_default_pooling_is_that_of_sentence_transformers(
     tmp_path: Path, pretrained_dir: Path
 ) -> None:

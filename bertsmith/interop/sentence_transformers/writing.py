@@ -19,7 +19,7 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.directory import MODULES_FILE, SENTENCE_TRANSFORMERS_CONFIG
 from bertsmith.bundle.encoder import NO_POOLER_NOTE, load_pooler_weights
-from bertsmith.bundle.model_card import MODEL_CARD_FILE
+from bertsmith.bundle.model_card import EMBEDDING, MODEL_CARD_FILE, build_model_card
 from bertsmith.bundle.weight_names import to_hf_encoder_state_dict
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
@@ -65,7 +65,8 @@ def write_sentence_transformers(
     bundle, config = load_for_export(model, out, pooling, normalize)
     # transformers' BertModel has a pooler, even if sentence-transformers does not use it.
     pooler_weights = load_pooler_weights(bundle.path, bundle.config)
-    save_sentence_transformers(out, bundle, config, bundle.info, pooler_weights)
+    model_card = build_model_card(bundle.config, bundle.tokenizer, bundle.info, EMBEDDING)
+    save_sentence_transformers(out, bundle, config, bundle.info, model_card, pooler_weights)
     if pooler_weights:
         return []
     return [NO_POOLER_NOTE]
@@ -116,8 +117,8 @@ def save_sentence_transformers(
     bundle: EncoderBundle,
     config: PoolingConfig,
     info: Mapping[str, Any],
+    model_card: str,
     pooler_weights: Mapping[str, Tensor] = MappingProxyType({}),
-    model_card: str | None = None,
 ) -> None:
     """Write a sentence-transformers directory atomically, replacing an existing one.
 
@@ -126,15 +127,14 @@ def save_sentence_transformers(
         bundle: The encoder and its tokenizer; see ``check_is_expressible``.
         config: Pooling and the modules after it.
         info: Content of bertsmith.json, such as provenance.
+        model_card: Content of README.md.
         pooler_weights: Weights of BERT's pooler by name; empty if there is none.
-        model_card: Content of README.md; None for no model card.
     """
     with atomic_directory(directory) as folder:
         tensors = to_hf_encoder_state_dict(bundle.model.state_dict(), pooler_weights)
         save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_metadata(folder, bundle, config, info, has_pooler=bool(pooler_weights))
-        if model_card is not None:
-            write_atomic(folder / MODEL_CARD_FILE, model_card)
+        write_atomic(folder / MODEL_CARD_FILE, model_card)
 
 
 def write_metadata(

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import torch
 
 from bertsmith.bundle import EncoderBundle, load, load_encoder
-from bertsmith.bundle.model_card import build_model_card
+from bertsmith.bundle.model_card import EMBEDDING, build_model_card
 from bertsmith.errors import SettingsError
 from bertsmith.interop.sentence_transformers import (
     DOCUMENT_PROMPT_NAMES,
@@ -190,5 +190,5 @@ def save_embedder(directory: Path, bundle: EmbeddingBundle, info: Mapping[str, A
         post_modules.append(Dense(layer.weight.detach().cpu(), bias, module.activation))
     pooling = replace(bundle.pooling, post_modules=tuple(post_modules))
     encoder = bundle.encoder
-    model_card = build_model_card(encoder.config, encoder.tokenizer, info, "embedding")
-    save_sentence_transformers(directory, encoder, pooling, info, model_card=model_card)
+    model_card = build_model_card(encoder.config, encoder.tokenizer, info, EMBEDDING)
+    save_sentence_transformers(directory, encoder, pooling, info, model_card)
