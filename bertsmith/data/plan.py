@@ -64,12 +64,15 @@ class StorePlan(Settings):
         options: Options of ``prepare``.
         sources: The source files, in order.
         shard_characters: Characters of text per shard.
+        sentencex_version: Version of ``sentencex``, which splits documents into sentences; empty in
+            the plans of versions up to 0.2.
     """
 
     vocabulary_hash: str
     options: PrepareOptions = PrepareOptions()
     sources: tuple[SourceInfo, ...] = ()
     shard_characters: int = SHARD_CHARACTERS
+    sentencex_version: str = ""
 
 
 def fingerprint_sources(sources: Sequence[Source], progress: Progress) -> tuple[SourceInfo, ...]:
@@ -106,7 +109,10 @@ def read_plan(path: Path) -> StorePlan:
 
 
 def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
-    """Return a phrase for each difference between two plans; none if they are equal."""
+    """Return a phrase for each difference between two plans; none if they are equal.
+
+    A new version of ``sentencex`` is not such a difference; see ``list_version_changes``.
+    """
     changes = []
     if old.vocabulary_hash != new.vocabulary_hash:
         changes.append(
@@ -140,6 +146,18 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
                 f"({_describe_source(old_source)}, now {_describe_source(new_source)})"
             )
     return changes
+
+
+def list_version_changes(old: StorePlan, new: StorePlan) -> list[str]:
+    """Return a phrase if the shards of an unfinished store need another version of a library."""
+    if old.sentencex_version in ("", new.sentencex_version):
+        return []
+    change = (
+        f"sentencex, which splits text into sentences, was {old.sentencex_version}, now "
+        f"{new.sentencex_version} (restore it with: pip install "
+        f"sentencex=={old.sentencex_version})"
+    )
+    return [change]
 
 
 def _flatten_options(plan: StorePlan) -> dict[str, object]:

@@ -25,6 +25,7 @@ from bertsmith.data.plan import (
     StorePlan,
     fingerprint_sources,
     list_plan_changes,
+    list_version_changes,
     read_plan,
     write_plan,
 )
@@ -49,7 +50,7 @@ from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
-from bertsmith.text.sentences import check_language
+from bertsmith.text.sentences import check_language, get_sentencex_version
 from bertsmith.text.sources import STDIN
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
@@ -98,6 +99,7 @@ def prepare(
         options=options,
         sources=fingerprint_sources(sources, progress),
         shard_characters=shard_characters,
+        sentencex_version=get_sentencex_version(),
     )
     if (out / MANIFEST_FILE).exists():
         return _verify_existing(out, plan, sources, progress)
@@ -182,7 +184,8 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
     with hold_lock(parts / LOCK_FILE, error=error):
         # If no shard exists yet, no work is lost with another plan, so it is accepted.
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
-            changes = list_plan_changes(_adopt_skipping(read_plan(parts / PLAN_FILE), plan), plan)
+            old_plan = _adopt_skipping(read_plan(parts / PLAN_FILE), plan)
+            changes = list_plan_changes(old_plan, plan) + list_version_changes(old_plan, plan)
             if changes:
                 raise StoreError(_describe_mismatch(out, "was started with other inputs", changes))
             progress.log(f"Resuming the unfinished store in {out}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from importlib import metadata
 
 from sentencex import segment
 
@@ -32,6 +33,11 @@ def check_language(code: str) -> str:
             "language, such as en or ko"
         )
     return code
+
+
+def get_sentencex_version() -> str:
+    """Return the installed version of ``sentencex``; another version may split otherwise."""
+    return metadata.version("sentencex")
 
 
 def guess_language(vocabulary: Iterable[str]) -> str:

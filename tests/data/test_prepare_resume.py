@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Self
 
@@ -162,6 +163,29 @@ def test_resuming_with_other_inputs_is_rejected(corpus: Path, tmp_path: Path) ->
             find_sources([str(source)]), cased_tokenizer, out, shard_characters=SHARD_CHARACTERS
         )
     assert read_files(out) == before
+
+
+def test_shards_of_another_version_of_the_sentence_splitter_are_rejected(
+    corpus: Path, expected_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished store needs the same sentencex; a finished one and an old plan do not."""
+    out = tmp_path / "store"
+    run_interrupted_prepare(corpus, out, signal.SIGKILL, 4, "Tokenizing")
+    version = metadata.version("sentencex")
+    monkeypatch.setattr(prepare_module, "get_sentencex_version", lambda: "9.9")
+    message = rf"sentencex, .*, was {version}, now 9\.9 \(.*pip install sentencex=={version}\)"
+    with pytest.raises(StoreError, match=message):
+        prepare_store(corpus, out)
+    plan_file = out / "parts" / "plan.json"
+    plan = json.loads(plan_file.read_text())
+    # Plans of version 0.2 do not have this key.
+    del plan["sentencex_version"]
+    plan_file.write_text(json.dumps(plan))
+    manifest = prepare_store(corpus, out)
+    assert manifest.plan.sentencex_version == "9.9"
+    monkeypatch.undo()
+    assert prepare_store(corpus, out) == manifest
+    assert manifest.checksums == Store.open(expected_store).manifest.checksums
 
 
 def test_source_can_be_corrected_before_the_first_shard(corpus: Path, tmp_path: Path) -> None:
