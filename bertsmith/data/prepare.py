@@ -49,7 +49,7 @@ from bertsmith.files import hold_lock
 from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
-from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
+from bertsmith.text.corpus import CorpusReport, Document, Source, find_sources, read_documents
 from bertsmith.text.sentences import check_language, get_sentencex_version
 from bertsmith.text.sources import STDIN
 from bertsmith.text.wordpiece import Tokenizer
@@ -66,9 +66,9 @@ _MAX_LONG_SENTENCES = 0.2
 
 
 def prepare(
-    sources: Sequence[Source],
+    sources: str | Path | Sequence[Source | str | Path],
     tokenizer: Tokenizer,
-    out: Path,
+    out: Path | str,
     options: PrepareOptions | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -77,7 +77,7 @@ def prepare(
     """Build the store ``out``. An unfinished store is resumed, and a finished one is verified.
 
     Args:
-        sources: Text to tokenize.
+        sources: Text to tokenize: files, folders and globs, or the results of ``find_sources``.
         tokenizer: Tokenizer of the store.
         out: Directory of the store.
         options: Options; None for the defaults.
@@ -94,6 +94,8 @@ def prepare(
     options = PrepareOptions() if options is None else options
     check_language(options.language)
     progress = NullProgress() if progress is None else progress
+    out = Path(out)
+    sources = _resolve_sources(sources)
     plan = StorePlan(
         vocabulary_hash=tokenizer.hash,
         options=options,
@@ -112,6 +114,15 @@ def prepare(
             names = _build_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
         return _merge_shards(out, names, plan, tokenizer, report, progress)
+
+
+def _resolve_sources(sources: str | Path | Sequence[Source | str | Path]) -> list[Source]:
+    """Return the sources that files, folders and globs stand for."""
+    items = [sources] if isinstance(sources, str | Path) else sources
+    resolved: list[Source] = []
+    for item in items:
+        resolved += [item] if isinstance(item, Source) else find_sources([str(item)])
+    return resolved
 
 
 def _count_cores() -> int:

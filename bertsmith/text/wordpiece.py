@@ -68,7 +68,7 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
+        cls, path: Path | str, *, lowercase: bool | None = None, strip_accents: bool | None = None
     ) -> Self:
         """Load a tokenizer from a directory, a tokenizer.json or a vocab.txt.
 
@@ -77,7 +77,7 @@ class Tokenizer:
         spec = read_tokenizer_spec(Path(path), lowercase=lowercase, strip_accents=strip_accents)
         return cls(spec)
 
-    def save(self, directory: Path, max_length: int | None = None) -> None:
+    def save(self, directory: Path | str, max_length: int | None = None) -> None:
         """Write the files that ``load`` and ``transformers.AutoTokenizer`` read.
 
         Args:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
@@ -41,8 +42,22 @@ class Filling:
     predictions: list[tuple[str, float]]
 
 
-def fill(model: ModelOrPath, text: str, top: int = 5, *, fast: bool = False) -> list[Filling]:
+@overload
+def fill(model: ModelOrPath, text: str, top: int = 5, *, fast: bool = False) -> list[Filling]: ...
+
+
+@overload
+def fill(
+    model: ModelOrPath, text: list[str], top: int = 5, *, fast: bool = False
+) -> list[list[Filling]]: ...
+
+
+def fill(
+    model: ModelOrPath, text: str | list[str], top: int = 5, *, fast: bool = False
+) -> list[Filling] | list[list[Filling]]:
     """Return the ``top`` most probable tokens for each "[MASK]" in a text, from left to right.
+
+    For a list of texts, a list with the result for each text is returned.
 
     Each [MASK] token is predicted independently, while the others remain masked. The most probable
     words of several masks may therefore not fit together. Special tokens in the text are
@@ -50,15 +65,17 @@ def fill(model: ModelOrPath, text: str, top: int = 5, *, fast: bool = False) -> 
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        text: A text with at least one "[MASK]".
+        text: A text with at least one "[MASK]", or a list of such texts.
         top: Number of predictions per mask.
         fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
             ``quantize_model`` converts it once.
 
     Raises:
-        InputError: The text has no "[MASK]", or is longer than the model's maximum.
+        InputError: A text has no "[MASK]", or is longer than the model's maximum.
     """
-    return next(iter_fillings(resolve_model(model, fast=fast), [text], top))
+    texts = [text] if isinstance(text, str) else text
+    results = list(iter_fillings(resolve_model(model, fast=fast), texts, top))
+    return results[0] if isinstance(text, str) else results
 
 
 def predict_top_tokens(

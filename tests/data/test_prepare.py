@@ -66,6 +66,17 @@ def test_manifest_describes_sources_vocabulary_and_counts(
     assert any("held out" in line for line in summarize_store(manifest))
 
 
+def test_paths_are_accepted_as_sources(corpus: Path, tmp_path: Path) -> None:
+    """A path, a string, and a list of them are text sources, and the store can be a string."""
+    expected = prepare(find_sources([str(corpus)]), TOKENIZER, tmp_path / "expected")
+    arguments: list[Path | str | list[Path | str]] = [corpus, str(corpus), [corpus]]
+    for number, sources in enumerate(arguments):
+        manifest = prepare(sources, TOKENIZER, str(tmp_path / f"store-{number}"))
+        assert manifest == expected
+    # A finished store is recognized.
+    assert prepare([str(corpus)], TOKENIZER, str(tmp_path / "expected")) == expected
+
+
 def test_store_does_not_depend_on_the_number_of_workers(
     corpus: Path, expected_store: Path, tmp_path: Path
 ) -> None:

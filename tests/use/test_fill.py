@@ -64,6 +64,13 @@ def test_batching_does_not_change_fillings(pretrained: PretrainedBundle) -> None
             assert probabilities == pytest.approx(expected_probabilities, abs=1e-6)
 
 
+def test_list_of_texts_is_filled(pretrained: PretrainedBundle) -> None:
+    """``fill`` of a list returns the result of each text."""
+    assert fill(pretrained, TEXTS[:1], top=2) == [fill(pretrained, TEXTS[0], top=2)]
+    assert len(fill(pretrained, TEXTS)) == len(TEXTS)
+    assert fill(pretrained, []) == []
+
+
 def test_start_is_the_first_character_of_the_mask(pretrained: PretrainedBundle) -> None:
     """``start`` is the index of the first character of [MASK] in the text."""
     for text, fillings in zip(TEXTS, iter_fillings(pretrained, TEXTS), strict=True):
