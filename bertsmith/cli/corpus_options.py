@@ -92,8 +92,8 @@ def find_sources(corpus: list[str]) -> "list[Source]":
         num_others = len(ignored_files) - 1
         others = f" and {num_others:,} more" if num_others else ""
         log(
-            f"note: ignored {ignored_files[0]}{others}: unknown file name suffix, or an output "
-            "of bertsmith; to read it, pass its name as an argument"
+            f"note: ignored {ignored_files[0]}{others}: unknown file name suffix, broken link, "
+            "or an output of bertsmith; to read it, pass its name as an argument"
         )
     return corpus_sources
 

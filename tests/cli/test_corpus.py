@@ -161,6 +161,15 @@ def test_skipped_text_is_reported(run_cli: RunCli, corpus: Path, tmp_path: Path)
     assert f"ignored {tmp_path / 'picture.png'}" in completed.err
 
 
+def test_broken_link_is_reported(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
+    """A text file in a folder that is a broken link is ignored, with a note that names it."""
+    link = tmp_path / "moved.txt"
+    link.symlink_to(tmp_path / "nowhere.txt")
+    completed = run_cli("corpus", "stats", tmp_path)
+    assert completed.status == 0
+    assert f"note: ignored {link}: unknown file name suffix, broken link, or " in completed.err
+
+
 def test_output_with_unknown_suffix_is_an_error(
     run_cli: RunCli, corpus: Path, tmp_path: Path
 ) -> None:
