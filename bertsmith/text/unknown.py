@@ -51,6 +51,6 @@ def format_unknown_warning(share: float, description: str = "the tokens") -> str
         return None
     return (
         f"warning: {share:.1%} of {description} are [UNK]: the vocabulary does not cover this "
-        "text; learn a vocabulary from this text (bertsmith vocab), or choose a model for its "
-        "language"
+        "text; learn a vocabulary from this text (bertsmith vocab), or a larger one (--size), or "
+        "choose a model for its language"
     )

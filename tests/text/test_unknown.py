@@ -33,7 +33,7 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
     warning = counts.format_warning()
     assert warning is not None
     assert warning.startswith("warning: 77.8% of the tokens are [UNK]: the vocabulary does not")
-    assert "learn a vocabulary from this text" in warning
+    assert "learn a vocabulary from this text (bertsmith vocab), or a larger one" in warning
     assert "choose a model for its language" in warning
 
 
