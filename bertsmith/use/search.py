@@ -23,6 +23,7 @@ from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
     VECTORS_FILE,
     VectorIndex,
+    create_damaged_index_error,
     memory_map_array,
 )
 from bertsmith.use.rerank import rank_documents
@@ -95,6 +96,7 @@ class Searcher:
         self._settings = build_vector_settings(settings.pop("layers"), **settings)
         self._vector_index = VectorIndex(self.path)
         self._line_offsets = memory_map_array(find_index_file(self.path, OFFSETS_FILE))
+        self._check_lines()
 
     def __len__(self) -> int:
         """Return the number of lines."""
@@ -180,6 +182,17 @@ class Searcher:
             ]
             ordered.append(sorted(scored, key=lambda result: -(result.maxsim or 0.0)))
         return ordered
+
+    def _check_lines(self) -> None:
+        """Raise InputError unless the files have the same number of lines and bytes."""
+        if len(self) != len(self._vector_index.vectors):
+            problem = f"{len(self):,} lines for {len(self._vector_index.vectors):,} vectors"
+            raise create_damaged_index_error(self.path / OFFSETS_FILE, problem)
+        lines, expected = self.path / LINES_FILE, int(self._line_offsets[-1])
+        num_bytes = lines.stat().st_size
+        if num_bytes != expected:
+            problem = f"{num_bytes:,} instead of {expected:,} bytes"
+            raise create_damaged_index_error(lines, problem)
 
     def _read_line(self, row: int) -> str:
         """Return the text of the line in a row of the index."""

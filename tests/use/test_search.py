@@ -231,7 +231,7 @@ def test_missing_or_invalid_index_is_an_error(index: Path, tmp_path: Path) -> No
             search(damaged, ["a"])
 
 
-@pytest.mark.parametrize("name", ["graph.usearch", "vectors.npy", "offsets.npy"])
+@pytest.mark.parametrize("name", ["graph.usearch", "vectors.npy", "offsets.npy", "lines.txt"])
 @pytest.mark.parametrize("size", [50, 0])
 def test_truncated_index_file_is_an_error(
     index: Path, tmp_path: Path, name: str, size: int
