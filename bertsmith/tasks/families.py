@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
+from bertsmith.bundle.any_model import read_max_seqlen
 from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
@@ -154,10 +155,12 @@ def get_task_settings(
     recorded_settings = get_recorded_task(bundle.info)
     values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
     reranking = get_table(get_table(bundle.info, "provenance"), "reranking")
-    values["max_seqlen"] = reranking.get("max_seqlen") or bundle.config.max_positions
+    # Models trained with other tools, such as a CrossEncoder, have it in the tokenizer's config.
+    other_max_seqlen = read_max_seqlen(bundle.path, bundle.config) or bundle.config.max_positions
+    values["max_seqlen"] = reranking.get("max_seqlen") or other_max_seqlen
     if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.
-        length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)
+        length = min(question_answering.DEFAULT_MAX_SEQLEN, other_max_seqlen)
         overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
         values |= {"max_seqlen": length, "window_overlap": overlap}
     values |= recorded_settings

@@ -182,6 +182,19 @@ def test_other_libraries_compute_the_same_scores(
     assert read_info(result.model)["heldout_metrics"] == result.metrics
 
 
+def test_documents_are_truncated_to_the_length_of_a_cross_encoder(
+    start_reranker: Path, tmp_path: Path
+) -> None:
+    """Long documents have the scores of a CrossEncoder with a maximum length."""
+    original = CrossEncoder(str(start_reranker), device="cpu", max_length=12)
+    original.save(str(tmp_path / "model"))
+    documents = ["bo ku", " ".join(["bo ku"] * 10)]
+    ranking = sorted(rerank(tmp_path / "model", "ba", documents), key=lambda item: item.index)
+    expected = original.predict([("ba", document) for document in documents])
+    np.testing.assert_allclose([item.score for item in ranking], expected, rtol=0, atol=1e-5)
+    assert [item.is_truncated for item in ranking] == [False, True]
+
+
 @pytest.mark.parametrize("format_version", ["recent", "old"])
 def test_a_converted_cross_encoder_predicts_the_same_scores(
     start_reranker: Path, tmp_path: Path, format_version: str
