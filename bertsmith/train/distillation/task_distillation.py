@@ -217,7 +217,11 @@ class TaskDistillation:
         task = remove_directories(self.task.model_dump(mode="json"))
         info["provenance"] = {**info["provenance"], "task": task}
         student = self.student
-        save_fine_tuned(directory, student.model, student.tokenizer, student.head, info)
+        # As for `finetune rerank`, other toolkits read the maximum length of a CrossEncoder there.
+        max_seqlen = self.task.max_seqlen if self.task.kind == "regression" else None
+        save_fine_tuned(
+            directory, student.model, student.tokenizer, student.head, info, max_seqlen=max_seqlen
+        )
 
 
 def list_data_files(distill: DistillSettings) -> list[Path]:
