@@ -19,17 +19,21 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.bundle.metadata import get_recorded_task
-from bertsmith.errors import SettingsError
+from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.task_models import TaskModel
 from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine
+from bertsmith.settings import get_table
+from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.families import get_family, get_family_name, get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.tasks.reranking_data import resolve_reranking_columns
+from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.distillation.losses import output_losses
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
@@ -79,6 +83,8 @@ def resolve_task(distill: DistillSettings, teacher: FineTunedBundle) -> TaskSett
         for field in ("text_column", "pair_column", "label_column")
         if getattr(distill, field) is not None
     }
+    if not columns and teacher.info.get("task") == "rerank":
+        columns = _find_reranking_columns(data, distill, teacher)
     # The other settings are those with which the teacher was fine-tuned.
     changes = {
         "name": name,
@@ -93,6 +99,28 @@ def resolve_task(distill: DistillSettings, teacher: FineTunedBundle) -> TaskSett
         "batch_size": distill.batch_size,
     }
     return get_task_settings(teacher, {**changes, **files, **columns})
+
+
+def _find_reranking_columns(
+    path: Path, distill: DistillSettings, teacher: FineTunedBundle
+) -> dict[str, str]:
+    """Return the columns of a reranker's table, as names of ``TaskSettings``.
+
+    These are the columns of the teacher's training table, or standard names. Without either, the
+    result is empty.
+    """
+    reading = {name: getattr(distill, name) for name in ("encoding", "delimiter", "skip_invalid")}
+    settings = RerankingSettings.parse(reading, "the settings")
+    recorded = get_table(get_table(teacher.info, "provenance"), "reranking").get("columns", {})
+    teacher_columns = TextColumns.parse(recorded, "the teacher")
+    try:
+        columns = resolve_reranking_columns(path, settings, TextColumns(), teacher_columns)
+    except TaskError:
+        # Reading the examples reports what is wrong, with the options of `distill`.
+        return {}
+    fields = {"text_column": columns.text, "pair_column": columns.pair}
+    fields["label_column"] = columns.score
+    return {field: name for field, name in fields.items() if name is not None}
 
 
 @dataclass(frozen=True)
