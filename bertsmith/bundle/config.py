@@ -37,6 +37,8 @@ HF_FIELD_NAMES = {
     "norm_eps": "layer_norm_eps",
     "init_range": "initializer_range",
 }
+#: Field of ``ModelConfig`` and optional key of config.json, which the original BERT does not have.
+_CLASSIFIER_DROPOUT = "classifier_dropout"
 #: ``ModelConfig.activation`` -> ``hidden_act`` in config.json. In both, `gelu` is the erf form of
 #: GELU. The tanh form is `gelu_new` in config.json. Both have other names in other releases.
 _HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
@@ -81,6 +83,8 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     hf_config: dict[str, Any] = {
         hf_name: values[field] for field, hf_name in HF_FIELD_NAMES.items()
     }
+    if config.classifier_dropout is not None:
+        hf_config[_CLASSIFIER_DROPOUT] = config.classifier_dropout
     hf_config["hidden_act"] = _HF_ACTIVATIONS[config.activation]
     hf_config["architectures"] = ["BertForPreTraining" if config.nsp else "BertForMaskedLM"]
     hf_config |= {"model_type": "bert", "pad_token_id": 0, "tie_word_embeddings": True}
@@ -116,6 +120,7 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         for field, hf_name in HF_FIELD_NAMES.items()
         if hf_name in hf_config
     }
+    values[_CLASSIFIER_DROPOUT] = hf_config.get(_CLASSIFIER_DROPOUT)
     values["activation"] = _read_activation(hf_config, path)
     values["positions"] = info.get("positions", "learned")
     nsp_classes = {"BertForPreTraining", "BertForNextSentencePrediction"}

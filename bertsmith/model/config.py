@@ -50,6 +50,9 @@ class ModelConfig(Settings):
     dropout: Probability = 0.1
     #: Dropout rate of the attention probabilities.
     attention_dropout: Probability = 0.1
+    #: Dropout rate before the output layer of text classification, multiple choice and tagging. If
+    #: it is not set, it is ``dropout``.
+    classifier_dropout: Probability | None = None
     #: Epsilon of LayerNorm.
     norm_eps: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-12
     #: Standard deviation of the initial weights.
@@ -102,8 +105,13 @@ class ModelConfig(Settings):
             )
 
     def get_dropout_rates(self) -> dict[str, float]:
-        """Return the dropout rates by field name, to replace those of a stored config."""
-        return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
+        """Return the dropout rates that are set, to replace those of a stored config."""
+        rates = {
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "classifier_dropout": self.classifier_dropout,
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     def macs_per_token(self, length: float) -> int:
         """Return the encoder's multiply-adds for one token of a sequence of ``length`` tokens.

@@ -18,7 +18,8 @@ from bertsmith.model.packed import PackedBatch
 
 def _output_dropout(config: ModelConfig) -> Dropout:
     """Return the dropout before the output layer."""
-    return Dropout(config.dropout, output_dropout_index(config))
+    rate = config.dropout if config.classifier_dropout is None else config.classifier_dropout
+    return Dropout(rate, output_dropout_index(config))
 
 
 class BertForSequenceClassification(nn.Module):

@@ -1,5 +1,6 @@
 """Loading and saving of fine-tuned models, and loading of encoders for fine-tuning."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bertsmith import bundle
 from bertsmith.bundle import HeadConfig, load_fine_tuned, load_for_fine_tuning, save_fine_tuned
 from bertsmith.errors import ModelError
 from bertsmith.model.config import BiLSTMSettings
+from bertsmith.model.ops.dropout import Dropout
 from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
 from tests.model.examples import make_prime_size_config, make_tokenizer
@@ -53,6 +55,34 @@ def save_random_model(directory: Path, head: HeadConfig) -> TaskModel:
     model = head.build_model(config).eval()
     save_fine_tuned(directory, model, make_tokenizer(config.vocab_size), head, {"task": "none"})
     return model
+
+
+def get_output_dropout_rate(model: TaskModel) -> float:
+    """Return the dropout rate before the output layer."""
+    assert isinstance(model.dropout, Dropout)
+    return model.dropout.rate
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.37])
+@pytest.mark.parametrize("kind", ["single", "regression", "choice", "tags"])
+def test_classifier_dropout_is_that_of_transformers(
+    tmp_path: Path, kind: str, rate: float | None
+) -> None:
+    """The output layer has the rate of transformers, before and after fine-tuning."""
+    head = next(head for head in HEADS if head.kind == kind)
+    save_random_model(tmp_path / "start", head)
+    config_file = tmp_path / "start" / "config.json"
+    config = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps(config | {"classifier_dropout": rate}))
+    auto_class = AUTO_CLASSES.get(kind, AutoModelForSequenceClassification)
+    expected = auto_class.from_pretrained(tmp_path / "start")
+    assert expected.dropout.p == (expected.config.hidden_dropout_prob if rate is None else rate)
+    loaded = load_for_fine_tuning(tmp_path / "start", head)
+    assert get_output_dropout_rate(loaded.model) == expected.dropout.p
+    save_fine_tuned(tmp_path / "tuned", loaded.model, loaded.tokenizer, head, {"task": "none"})
+    assert auto_class.from_pretrained(tmp_path / "tuned").config.classifier_dropout == rate
+    tuned = load_fine_tuned(tmp_path / "tuned")
+    assert get_output_dropout_rate(tuned.model) == expected.dropout.p
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)

@@ -61,6 +61,7 @@ CONFIG_CHANGES: list[dict[str, Any]] = [
     {"attention": "causal", "nsp": False},
     {"norm": "pre", "attention": "causal", "activation": "elu", "positions": "sinusoidal"},
     {"positions": "sinusoidal"},
+    {"classifier_dropout": 0.0},
     {"dropout": 0.0, "norm_eps": 1e-5, "init_range": 0.5, "segments": 3, "max_positions": 53},
 ]
 

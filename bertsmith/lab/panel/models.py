@@ -62,7 +62,11 @@ class PanelModel:
         # tokenizer's files, so that they share the untrained model too.
         folder = work_dir / "tokenizers" / self.tokenizer.hash[:_HASH_LENGTH]
         write_directory_once(folder, self.tokenizer.save)
-        settings: dict[str, Any] = {"model": self.config.model_dump(), "seed": seed}
+        # Unset fields are left out, so that new ones do not change the hashes of existing results.
+        settings: dict[str, Any] = {
+            "model": self.config.model_dump(exclude_none=True),
+            "seed": seed,
+        }
         if self.initialization != "random":
             settings["initialization"] = self.initialization
         return Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})

@@ -21,7 +21,7 @@ from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.unused_settings import check_assignments
 
 #: Fields of the model config that training may change.
-MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
+MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout", "classifier_dropout"}
 #: Default learning rate of a model of this width, BERT-Base: the middle value of the grid in
 #: appendix A.3.
 _BASE_LR, _BASE_WIDTH = 3e-5, 768
@@ -304,7 +304,7 @@ def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     table = get_table(overrides, "model")
     invalid = sorted(set(table) - MUTABLE_MODEL_FIELDS)
     if invalid:
-        names = " and ".join(f"model.{name}" for name in sorted(MUTABLE_MODEL_FIELDS))
+        names = ", ".join(f"model.{name}" for name in sorted(MUTABLE_MODEL_FIELDS))
         raise SettingsError(
             f"model.{invalid[0]} cannot be set: it is fixed by the model that training starts "
             f"from; only {names} can be set"

@@ -136,6 +136,8 @@ def test_untrained_models_are_deterministic_and_differ_by_seed(
     assert weights[0].equal(weights[2])
     assert weights[1].equal(weights[3])
     assert not weights[0].equal(weights[1])
+    # A field that is not set would change the hash of results that were computed without it.
+    assert None not in stage.settings["model"].values()
 
 
 def test_each_architecture_has_an_untrained_model(

@@ -169,7 +169,8 @@ def test_contradictory_and_unsupported_lengths_are_rejected(
 
 def test_only_the_dropout_rates_of_the_model_can_be_set() -> None:
     """The sizes of the model are those of the start model."""
-    assert get_model_overrides({"model": {"dropout": 0.2}}) == {"dropout": 0.2}
+    rates = {"dropout": 0.2, "attention_dropout": 0.1, "classifier_dropout": 0.3}
+    assert get_model_overrides({"model": rates}) == rates
     with pytest.raises(SettingsError, match=r"model\.width cannot be set"):
         get_model_overrides({"model": {"dropout": 0.2, "width": 64}})
 
