@@ -36,6 +36,11 @@ ROW_FORMATS = ("jsonl", "json", "parquet")
 _SAMPLE_LINES = 500
 #: Prefix of comments in KLUE's files.
 _COMMENT_PREFIX = "##"
+#: Prefixes of comments before a sentence in other files, such as GermEval 2014 and MultiCoNER. The
+#: line of a word "#" can start with them, too.
+_SENTENCE_COMMENT_PREFIXES = ("# ", "#\t")
+#: Prefix of the comments of MultiCoNER, which can have as many columns as the words.
+_ID_COMMENT_PREFIX = "# id "
 _MAX_LISTED_LABELS = 20
 
 
@@ -319,7 +324,9 @@ def _read_conll_sentences(
             sentence.source_lines.append(content)
         if is_document_start:
             sentence.document += 1
-        elif is_ignored(content):
+        elif is_ignored(content) or (
+            not (is_conllu or sentence.units) and _is_sentence_comment(columns, content)
+        ):
             continue
         elif not content.strip():
             if sentence.units:
@@ -362,7 +369,11 @@ def _is_document_start(line: str) -> bool:
     return line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]
 
 
-_CONLL_RULES = LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PREFIX))
+def _may_be_comment(line: str) -> bool:
+    return line.startswith((_COMMENT_PREFIX, *_SENTENCE_COMMENT_PREFIXES))
+
+
+_CONLL_RULES = LineRules(_is_document_start, _may_be_comment)
 _CONLLU_RULES = LineRules(conllu.is_document_start, conllu.is_non_word_line)
 
 
@@ -377,6 +388,18 @@ def _is_comment(tag_level: str, columns: ColumnFormat | None, line: str) -> bool
     if tag_level == "character" or columns is None:
         return True
     if columns.has_tabs and line.startswith(f"{_COMMENT_PREFIX} "):
+        return True
+    return columns.split_line(line) is None
+
+
+def _is_sentence_comment(columns: ColumnFormat | None, line: str) -> bool:
+    """Return whether a line before the first word of a sentence is a comment that starts with "# ".
+
+    The line of the word "#" has as many columns as the other lines.
+    """
+    if not line.startswith(_SENTENCE_COMMENT_PREFIXES):
+        return False
+    if columns is None or line.startswith(_ID_COMMENT_PREFIX):
         return True
     return columns.split_line(line) is None
 

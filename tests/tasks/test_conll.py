@@ -212,6 +212,39 @@ def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
     assert counts.num_read == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (
+            "#\thttp://a.de [2009]\n1\t#\tO\tO\n2\tOslo\tB-LC\tO\n\n#\tb\n1\tit\tO\tO\n",
+            {"text_column": "1", "label_column": "2"},
+        ),
+        (
+            "# id 0\tdomain=en\n# _ _ O\nOslo _ _ B-LC\n\n\n# id 1\tdomain=en\nit _ _ O\n",
+            {"label_column": "-1"},
+        ),
+        ("# a sentence\n# O\nOslo B-LC\n\n# another one\nit O\n", {}),
+    ],
+    ids=["GermEval", "MultiCoNER", "other"],
+)
+def test_comments_before_sentences_are_ignored(
+    tmp_path: Path, text: str, columns: dict[str, str]
+) -> None:
+    """A line that starts with "# " before a sentence is a comment, unless it has a word "#"."""
+    (tmp_path / "a.conll").write_text(text)
+    task = TWO_COLUMNS.model_copy(update=columns)
+    first, second = read_examples(tmp_path / "a.conll", task)[0]
+    assert (first.text, first.tags) == ("# Oslo", ("O", "B-LC"))
+    assert (second.text, second.tags) == ("it", ("O",))
+
+
+def test_a_damaged_line_in_a_sentence_is_not_a_comment(tmp_path: Path) -> None:
+    """The word "#" is not dropped if its line has a wrong number of columns."""
+    (tmp_path / "a.conll").write_text("Oslo B-LC\n# X O\n\nit O\n")
+    with pytest.raises(TaskError, match=r"line 2: a line with a different number of columns"):
+        read_examples(tmp_path / "a.conll", TWO_COLUMNS)
+
+
 def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> None:
     """Most lines determine the number of columns; a sentence with another line is invalid."""
     (tmp_path / "a.txt").write_text("damaged\n\na O\nb B-X\n\nc O\n")
