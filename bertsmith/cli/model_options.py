@@ -58,7 +58,7 @@ Fast = Annotated[
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(help="Encoding of the input if it is not UTF-8, such as cp949 or latin-1."),
+    typer.Option(help="Encoding of the input if it is not UTF-8, such as cp949 or cp1252."),
 ]
 Delimiter = Annotated[
     str | None,

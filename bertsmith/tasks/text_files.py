@@ -17,8 +17,10 @@ from bertsmith.text.archives import (
 )
 
 UTF8 = "utf-8"
-#: Common encodings other than UTF-8, which error messages suggest.
-OTHER_ENCODINGS = "such as cp949 (Korean) or latin-1 (Western European)"
+#: Common encodings other than UTF-8, which error messages suggest. Excel writes cp1252. Read as
+#: Latin-1, its quotation marks, dashes and euro signs would become control characters, which the
+#: tokenizer removes.
+OTHER_ENCODINGS = "such as cp949 (Korean) or cp1252 (Western European)"
 #: File suffix -> table format. A suffix of a compressed file may follow.
 TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
                  ".json": "json", ".parquet": "parquet"}  # fmt: skip
@@ -75,7 +77,7 @@ def check_encoding(encoding: str) -> None:
         is_supported = False
     if not is_supported:
         raise SettingsError(
-            f"encoding: {encoding!r} is unknown; give an encoding such as utf-8, cp949, latin-1 or "
+            f"encoding: {encoding!r} is unknown; give an encoding such as utf-8, cp949, cp1252 or "
             "utf-16",
         )
 

@@ -55,7 +55,7 @@ def test_columns_are_numbered_without_a_header(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", b"x,x\n1,2\n", r"line 1: duplicate column 'x'"),
-        ("a.csv", b"x\n\xff\n", r"a\.csv, line 2: not UTF-8: byte 0xff; .*cp949 .*latin-1"),
+        ("a.csv", b"x\n\xff\n", r"a\.csv, line 2: not UTF-8: byte 0xff; .*cp949 .*cp1252"),
         # The invalid byte is not in the first block that is read, and follows multibyte characters.
         (
             "a.jsonl",
@@ -247,7 +247,7 @@ def test_encoding_can_be_set(tmp_path: Path) -> None:
     """The error for text that is not UTF-8 suggests encodings; unknown encodings are rejected."""
     path = tmp_path / "a.csv"
     path.write_bytes("글,값\n좋다,1\n".encode("cp949"))
-    with pytest.raises(TaskError, match=r"line 1: not UTF-8: .*cp949 \(Korean\) or latin-1"):
+    with pytest.raises(TaskError, match=r"line 1: not UTF-8: .*cp949 \(Korean\) or cp1252"):
         list(read_rows(path))
     rows = [dict(row.cells) for row in read_rows(path, encoding="cp949")]
     assert rows == [{"글": "좋다", "값": "1"}]
