@@ -1,8 +1,9 @@
 """Summaries of the labels in a dataset, and warnings about them."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from bertsmith.bundle import TaskKind
@@ -74,10 +75,47 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
 
 
 def get_label_warnings(examples: Sequence[Any], task: TaskSettings) -> list[str]:
-    """Return warnings about the training labels; only single-label tasks have any."""
-    if task.kind != "single":
+    """Return warnings about the training labels of single-label and multi-label tasks."""
+    if task.kind not in ("single", "multi"):
         return []
     counts = count_labels(examples, task.kind)
+    warnings = _find_equal_labels(counts)
+    if task.kind == "multi":
+        return warnings + _find_unsplit_labels(counts)
+    return warnings + _get_class_count_warnings(counts, examples, task)
+
+
+def _find_equal_labels(labels: Collection[str]) -> list[str]:
+    """Return a warning if labels differ only in case, such as "Good" and "good"."""
+    first_labels: dict[str, str] = {}
+    for label in sorted(labels):
+        first_label = first_labels.setdefault(label.casefold(), label)
+        if first_label != label:
+            warning = (
+                f"the labels {shorten_label(first_label)!r} and {shorten_label(label)!r} differ "
+                "only in case, but are different classes; if they are the same, correct the data"
+            )
+            return [warning]
+    return []
+
+
+def _find_unsplit_labels(labels: Collection[str]) -> list[str]:
+    """Return a warning if a label consists of other labels, separated by a comma or semicolon."""
+    for label in sorted(labels):
+        parts = [part.strip() for part in re.split("[,;]", label)]
+        if len(parts) > 1 and any(part in labels for part in parts):
+            warning = (
+                f"{shorten_label(label)!r} is a single label; several labels in one cell are "
+                "separated by |, as in a|b"
+            )
+            return [warning]
+    return []
+
+
+def _get_class_count_warnings(
+    counts: Counter[str], examples: Sequence[Any], task: TaskSettings
+) -> list[str]:
+    """Return a warning about the number of classes, or about the share of the largest one."""
     if 2 * len(counts) > len(examples):
         warning = (
             f"{len(counts):,} different labels in {len(examples):,} examples: the column "

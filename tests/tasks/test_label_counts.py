@@ -2,6 +2,7 @@
 
 import pytest
 
+from bertsmith.bundle import TaskKind
 from bertsmith.errors import TaskError
 from bertsmith.tasks.classification import TextExample
 from bertsmith.tasks.conll import TaggedSentence
@@ -74,6 +75,27 @@ def test_unusual_class_counts_cause_a_warning(
     warnings = get_label_warnings(make_examples(*labels), task)
     assert bool(warnings) == bool(message)
     assert message in "".join(warnings)
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_labels_that_differ_only_in_case_cause_a_warning(kind: TaskKind) -> None:
+    """Data that people typed can have the same class in two spellings."""
+    task = TaskSettings(kind=kind)
+    labels = ["Good", "bad", "good", "bad", "bad", "good"]
+    examples = make_examples(*(frozenset([x]) if kind == "multi" else x for x in labels))
+    (warning,) = get_label_warnings(examples, task)
+    assert "'Good' and 'good' differ only in case" in warning
+    assert get_label_warnings(examples[1:], task) == []
+
+
+@pytest.mark.parametrize("label", ["a, b", "b;c", "a,x"])
+def test_another_separator_of_labels_causes_a_warning(label: str) -> None:
+    """A multi-label cell such as "a,b" is one label, unless its parts are not labels."""
+    task = TaskSettings(kind="multi")
+    examples = make_examples(frozenset("a"), frozenset("b"), frozenset([label]))
+    (warning,) = get_label_warnings(examples, task)
+    assert f"{label!r} is a single label; several labels in one cell are separated by |" in warning
+    assert get_label_warnings(examples[2:], task) == []
 
 
 def test_regression_has_no_label_warnings() -> None:
