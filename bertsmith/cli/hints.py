@@ -37,7 +37,8 @@ def format_predict_command(
     if task_kind == "span":
         argument = quote_tab_separated_texts("QUESTION", "CONTEXT")
     elif task_kind == "choice":
-        num_endings = len(task.get("ending_columns") or ()) or 2
+        # A single column has lists of endings, whose number may vary.
+        num_endings = max(len(task.get("ending_columns") or ()), 2)
         endings = (f"ENDING {number}" for number in range(1, num_endings + 1))
         argument = quote_tab_separated_texts("PROMPT", *endings)
     elif task.get("pair_column"):

@@ -40,6 +40,7 @@ def test_quoted_paths_survive_a_shell(name: str) -> None:
             {"ending_columns": ["a", "b", "c"]},
             ["PROMPT", "ENDING 1", "ENDING 2", "ENDING 3"],
         ),
+        ("choice", {"ending_columns": ["lists"]}, ["PROMPT", "ENDING 1", "ENDING 2"]),
         ("tags", {}, ["..."]),
     ],
 )
