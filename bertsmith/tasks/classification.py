@@ -36,6 +36,8 @@ ROC_AUC = "roc_auc"
 LABEL_SEPARATOR = "|"
 _MAX_LISTED_LABELS = 20
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+#: A number as spreadsheets write it in many languages.
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 #: The largest score: targets are 32-bit numbers.
 _MAX_SCORE = float(np.finfo(np.float32).max)
 
@@ -182,7 +184,10 @@ def parse_score(value: Any) -> float:
     try:
         score = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise BadExampleError("a score that is not a number", f": {value!r}") from None
+        detail = f": {value!r}"
+        if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
+            detail += "; write a decimal point instead of the comma"
+        raise BadExampleError("a score that is not a number", detail) from None
     if not math.isfinite(score):
         raise BadExampleError("a score that is not finite", f": {value!r}")
     if abs(score) > _MAX_SCORE:

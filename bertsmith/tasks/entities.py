@@ -40,9 +40,12 @@ def _split_tag(tag: str) -> tuple[str, str | None]:
     prefix, dash, entity_type = tag.partition("-")
     lacks_type = dash and not entity_type
     if lacks_type or prefix not in _IOBES_PREFIXES:
+        advice = "for plain tags use --kind tags"
+        if tag.isdecimal():
+            advice = "replace class numbers by the names of the tags"
         raise BadExampleError(
             "a tag that is not an entity tag",
-            f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags use --kind tags",
+            f": {tag!r}; expected O, B-…, I-…, or O, B, I; {advice}",
         )
     return _IOBES_PREFIXES[prefix], entity_type or UNNAMED_TYPE
 

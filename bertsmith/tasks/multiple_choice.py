@@ -164,9 +164,10 @@ def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
         raise BadExampleError("an empty label")
     if re.fullmatch(r"[+-]?[0-9]{1,9}", label):
         if not 0 <= int(label) < num_endings:
+            advice = "; if labels count from 1, subtract 1" if int(label) == num_endings else ""
             raise BadExampleError(
                 "an index out of range",
-                f": {label}; the endings are 0 to {num_endings - 1}",
+                f": {label}; the endings are 0 to {num_endings - 1}{advice}",
             )
         return int(label)
     if len(columns) == num_endings and label in columns:

@@ -47,6 +47,7 @@ def tokenizer() -> Tokenizer:
         ("single", "red,1,1", r"line 3: 3 columns where 2 are expected"),
         ("single", "red,9", r"line 3: an unknown label: '9'; known labels are '0', '1'"),
         ("regression", "red,much", r"line 3: a score that is not a number: 'much'"),
+        ("regression", 'red,"-1,5"', r"'-1,5'; write a decimal point instead of the comma"),
         ("regression", "red,nan", r"line 3: a missing label: 'nan'"),
         ("regression", "red, ", r"line 3: an empty label"),
         ("regression", "red,-1e39", r"line 3: a score that exceeds the 32-bit range: '-1e39'"),

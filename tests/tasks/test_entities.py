@@ -84,6 +84,12 @@ def test_invalid_tag_is_rejected(tag: str) -> None:
         list(extract_entities(["O", tag]))
 
 
+def test_class_numbers_are_not_entity_tags() -> None:
+    """For the class numbers of a Hugging Face dataset, the message asks for the names."""
+    with pytest.raises(BadExampleError, match=r"'3'; .*; replace class numbers by the names"):
+        list(extract_entities(["O", "3"]))
+
+
 def test_bare_prefixes_form_one_unnamed_type() -> None:
     """B and I without a type are scored like an entity type; data may have only one type."""
     assert list(extract_entities(["B", "I", "O", "B", "B"])) == [

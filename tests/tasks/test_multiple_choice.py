@@ -111,6 +111,8 @@ def test_label_may_be_an_integral_float(tmp_path: Path) -> None:
         ("red,green,,white,1", "line 3: an empty text in column 'b'"),
         ("red,green,blue,white,", "line 3: an empty label"),
         ("red,green,blue,white,3", "line 3: an index out of range: 3; the endings are 0 to 2"),
+        ("red,green,blue,white,3", "0 to 2; if labels count from 1, subtract 1"),
+        ("red,green,blue,white,4", "0 to 2; correct it"),
         ("red,green,blue,white,-1", "line 3: an index out of range: -1"),
         ("red,green,blue,white,D", "line 3: an unknown label: 'D'; expected 0 to 2, A to C, or"),
         ("red,green,blue,white,d", "line 3: an unknown label: 'd'"),
