@@ -92,7 +92,8 @@ def detect_dialect(
 def _detect_delimiter(sample: Sequence[str], *, has_header: bool) -> str:
     """Return the delimiter that splits the most records into the same number of cells.
 
-    With a header, the comma is preferred to other delimiters.
+    With a header, the comma is preferred to other delimiters if it splits most records like the
+    header. A column name in a table with semicolons can contain a comma.
     """
     shares = {}
     for delimiter in (",", *_OTHER_DELIMITERS):
@@ -102,7 +103,7 @@ def _detect_delimiter(sample: Sequence[str], *, has_header: bool) -> str:
         expected = counts[0] if has_header else Counter(counts).most_common(1)[0][0]
         if expected > 1:
             shares[delimiter] = counts.count(expected) / len(counts)
-    if has_header and "," in shares:
+    if has_header and shares.get(",", 0) >= _MIN_CONSISTENT_SHARE:
         return ","
     best = max(shares, key=lambda delimiter: shares[delimiter], default=",")
     return best if shares.get(best, 0) >= _MIN_CONSISTENT_SHARE else ","

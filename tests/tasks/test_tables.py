@@ -205,6 +205,8 @@ def test_dot_selects_a_key_of_an_object(tmp_path: Path) -> None:
     ("content", "delimiter"),
     [
         ("text;label\nHello, you;1\nall, of, us;0\n", ";"),
+        ("text, or title;label\nHello, you;1\nhere;0\n", ";"),
+        ("text,label;or\na,1\nb,c,0\n", ","),
         ("text\tlabel\na, b\t1\n", "\t"),
         ("text|label\na, b|1\n", "|"),
         ("text,label\na; b,1\n", ","),
