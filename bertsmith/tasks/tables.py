@@ -346,7 +346,7 @@ def _read_delimited_rows(
     header_location: str,
 ) -> Iterator[Row]:
     """Convert the records of CSV or TSV to rows; blank lines are skipped."""
-    for line_number, cells in records:
+    for line_number, cells in _drop_trailing_empty_records(records):
         location = f"{path}, line {line_number:,}"
         if cells is None:
             yield Row(location, {}, _UNBALANCED_QUOTES)
@@ -359,6 +359,23 @@ def _read_delimited_rows(
                 {},
                 f"{count_noun(len(cells), 'column')} where {len(columns)} are expected",
             )
+
+
+def _drop_trailing_empty_records(
+    records: Iterator[tuple[int, list[str] | None]],
+) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield the records without those at the end that have several cells, all of them empty.
+
+    Spreadsheets write such lines, such as ";;", below a table.
+    """
+    empty_records: list[tuple[int, int]] = []
+    for line_number, cells in records:
+        if cells is not None and len(cells) > 1 and not any(cells):
+            empty_records.append((line_number, len(cells)))
+        elif cells != []:
+            yield from ((number, [""] * num_cells) for number, num_cells in empty_records)
+            empty_records.clear()
+            yield line_number, cells
 
 
 def _reject_duplicate_columns(columns: list[str], location: str) -> None:

@@ -37,6 +37,17 @@ def test_all_formats_give_the_same_cells(tmp_path: Path) -> None:
     ]
 
 
+def test_empty_rows_at_the_end_are_not_part_of_the_table(tmp_path: Path) -> None:
+    """Spreadsheets write lines without content below a table; empty rows within it are kept."""
+    path = tmp_path / "table.csv"
+    path.write_text("text;label\na;x\n;\nb;y\n;\n\n;\n")
+    rows = [(row.location, list(row.cells.values())) for row in read_rows(path)]
+    cells = [["a", "x"], ["", ""], ["b", "y"]]
+    assert rows == [(f"{path}, line {number}", row) for number, row in enumerate(cells, 2)]
+    path.write_text('text\n""\n')
+    assert [row.cells for row in read_rows(path)] == [{"text": ""}]
+
+
 def test_quotation_mark_in_tsv_is_an_ordinary_character(tmp_path: Path) -> None:
     """GLUE's files contain unpaired quotation marks."""
     (tmp_path / "a.tsv").write_text('x\ty\n" one\ttwo\n')
