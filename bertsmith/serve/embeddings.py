@@ -207,9 +207,10 @@ class EmbeddingRoutes:
         )
         matrix = np.stack(vectors)
         if not isinstance(body.inputs, list):
-            return to_json_response(_multiply_unit_vectors(matrix[1:], matrix[0]))
+            return to_json_response(_compute_cosine_similarities(matrix[1:], matrix[0]))
         return await self._executor.encode_response(
-            lambda: serialize_array(_multiply_unit_vectors(matrix, matrix.T)), num_similarities
+            lambda: serialize_array(_compute_cosine_similarities(matrix, matrix.T)),
+            num_similarities,
         )
 
     async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:
@@ -224,7 +225,7 @@ class EmbeddingRoutes:
         return await self._executor.encode_response(lambda: b"".join(pieces), num_elements)
 
 
-def _multiply_unit_vectors(rows: Floats, columns: Floats) -> Floats:
+def _compute_cosine_similarities(rows: Floats, columns: Floats) -> Floats:
     """Return cosine similarities: the products of vectors of length 1, without rounding beyond 1.
 
     Clients may compute angles, which do not exist for larger numbers.

@@ -79,13 +79,13 @@ def get_label_warnings(examples: Sequence[Any], task: TaskSettings) -> list[str]
     if task.kind not in ("single", "multi"):
         return []
     counts = count_labels(examples, task.kind)
-    warnings = _find_equal_labels(counts)
+    warnings = _get_case_warnings(counts)
     if task.kind == "multi":
-        return warnings + _find_unsplit_labels(counts)
+        return warnings + _get_separator_warnings(counts)
     return warnings + _get_class_count_warnings(counts, examples, task)
 
 
-def _find_equal_labels(labels: Collection[str]) -> list[str]:
+def _get_case_warnings(labels: Collection[str]) -> list[str]:
     """Return a warning if labels differ only in case, such as "Good" and "good"."""
     first_labels: dict[str, str] = {}
     for label in sorted(labels):
@@ -99,7 +99,7 @@ def _find_equal_labels(labels: Collection[str]) -> list[str]:
     return []
 
 
-def _find_unsplit_labels(labels: Collection[str]) -> list[str]:
+def _get_separator_warnings(labels: Collection[str]) -> list[str]:
     """Return a warning if a label consists of other labels, separated by a comma or semicolon."""
     for label in sorted(labels):
         parts = [part.strip() for part in re.split("[,;]", label)]
