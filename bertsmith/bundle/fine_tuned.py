@@ -128,6 +128,7 @@ class FineTunedBundle:
         path: The model directory.
         info: The content of bertsmith.json.
         unused_weights: Names of stored tensors that this model does not have.
+        task_overrides: Task settings that replace those in ``info``.
     """
 
     model: TaskModel
@@ -137,6 +138,7 @@ class FineTunedBundle:
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
     unused_weights: tuple[str, ...] = ()
+    task_overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Return messages about unused weights and unused embedding rows."""

@@ -15,7 +15,6 @@ from bertsmith.cli.model_options import (
     Fast,
     Json,
     Model,
-    NullThreshold,
     PllOption,
     SkipInvalid,
     TableDelimiter,
@@ -23,6 +22,7 @@ from bertsmith.cli.model_options import (
     load_fine_tuned_model,
 )
 from bertsmith.cli.ranking_evaluation import evaluate_reranking, evaluate_vectors
+from bertsmith.cli.task_options import LabelColumns, LabelThreshold, NullThreshold
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError, SettingsError
 from bertsmith.files import describe_missing_path
@@ -95,6 +95,7 @@ def evaluate(
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    label_columns: LabelColumns = None,
     score: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +136,7 @@ def evaluate(
             "metrics of the task."
         ),
     ] = None,
+    threshold: LabelThreshold = None,
     null_threshold: NullThreshold = None,
     fast: Fast = False,
     device: Device = "auto",
@@ -160,7 +162,8 @@ def evaluate(
         raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")
     labeled_data_options: dict[str, Any] = {
         "--data": data, "--metric": metric, "--set": assignments,
-        "--null-threshold": null_threshold,
+        "--null-threshold": null_threshold, "--threshold": threshold,
+        "--label-columns": label_columns,
     }  # fmt: skip
     vector_options = {"--split": split, "--dimensions": dimensions}
     table_options = {"--score": score, "--negatives": negatives}
@@ -208,7 +211,8 @@ def evaluate(
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
     task_options = drop_missing({
         **{f"{name}_column": value for name, value in columns.items()}, **reading,
-        "null_threshold": null_threshold, "metrics": metric or None,
+        "label_columns": label_columns.split(",") if label_columns else None,
+        "label_threshold": threshold, "null_threshold": null_threshold, "metrics": metric or None,
     })  # fmt: skip
     _evaluate_labeled_data(model, data, task_options, assignments or [], **common)
 

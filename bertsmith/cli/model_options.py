@@ -100,14 +100,6 @@ LinesFormatOption = Annotated[
 
 #: Variants of the pseudo-log-likelihood.
 PllOption = Literal["original", "within-word"]
-NullThreshold = Annotated[
-    float | None,
-    typer.Option(
-        help="Question answering: predict no answer if the no-answer score exceeds the score of "
-        "the best span by more than this; inf always predicts a span. Default: as tuned in "
-        "fine-tuning."
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
 
 

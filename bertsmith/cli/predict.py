@@ -20,13 +20,13 @@ from bertsmith.cli.model_options import (
     Input,
     Json,
     Model,
-    NullThreshold,
     check_not_table,
     check_readable,
     check_unused_options,
     load_fine_tuned_model,
     open_input,
 )
+from bertsmith.cli.task_options import LabelThreshold, NullThreshold
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
@@ -116,6 +116,7 @@ def predict(
         Path | None,
         typer.Option(help="A SQuAD file: print predictions for the official evaluation script."),
     ] = None,
+    threshold: LabelThreshold = None,
     null_threshold: NullThreshold = None,
     fast: Fast = False,
     device: Device = "auto",
@@ -156,11 +157,9 @@ def predict(
         check_new_file(out)
     bundle = load_fine_tuned_model(model, device, fast=fast)
     from bertsmith.tasks.inputs import ExampleCounts
-    from bertsmith.use.answer import with_null_threshold
     from bertsmith.use.submission import format_glue_submission, predict_squad_answers
 
-    if null_threshold is not None:
-        bundle = with_null_threshold(bundle, null_threshold)
+    bundle = _set_thresholds(bundle, threshold, null_threshold)
     unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(bundle)
     counts = ExampleCounts()
@@ -192,6 +191,20 @@ def predict(
         )
     _log_num_truncated(counts.num_truncated)
     unknown.warn()
+
+
+def _set_thresholds(
+    bundle: "FineTunedBundle", label_threshold: float | None, null_threshold: float | None
+) -> "FineTunedBundle":
+    """Return the model with the thresholds that are not None."""
+    from bertsmith.use.answer import with_null_threshold
+    from bertsmith.use.predict import with_label_threshold
+
+    if label_threshold is not None:
+        bundle = with_label_threshold(bundle, label_threshold)
+    if null_threshold is not None:
+        bundle = with_null_threshold(bundle, null_threshold)
+    return bundle
 
 
 def _check_inputs(

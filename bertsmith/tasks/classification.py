@@ -1,9 +1,8 @@
 """Classification and regression of texts and text pairs."""
 
-import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,36 +12,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.bundle import HeadConfig, TaskKind
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, TaskMicroBatch
+from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
+from bertsmith.tasks.label_values import Label, check_label_columns, parse_label, rename_label
 from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     drop_zero_decimals,
-    get_cell,
     get_text,
     read_task_rows,
     read_unique_id,
-    reject_lone_surrogates,
 )
 from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["classify"]
 ROC_AUC = "roc_auc"
-#: Separates the labels of a text in a multi-label column of CSV or TSV.
-LABEL_SEPARATOR = "|"
-_MAX_LISTED_LABELS = 20
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-#: A number as spreadsheets write it in many languages.
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
-#: The largest score: targets are 32-bit numbers.
-_MAX_SCORE = float(np.finfo(np.float32).max)
-
-#: A class name, a score, or a set of class names.
-Label = str | float | frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -68,6 +56,8 @@ def read_examples(
     labeled: bool = True,
 ) -> tuple[list[TextExample], ExampleCounts]:
     """Read texts or text pairs from a table; see ``TaskFamily``."""
+    if labeled and task.label_columns and labels is not None:
+        check_label_columns(task.label_columns, labels, str(path))
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
@@ -86,16 +76,9 @@ def _merge_integer_labels(examples: list[TextExample]) -> list[TextExample]:
     if all(name == integer for name, integer in integers.items()):
         return examples
     return [
-        replace(example, label=example.label and _rename_label(example.label, drop_zero_decimals))
+        replace(example, label=example.label and rename_label(example.label, drop_zero_decimals))
         for example in examples
     ]
-
-
-def _rename_label(label: Label, rename: Callable[[str], str]) -> Label:
-    """Return a label with renamed class names; a score is returned unchanged."""
-    if isinstance(label, str):
-        return rename(label)
-    return frozenset(map(rename, label)) if isinstance(label, frozenset) else label
 
 
 def _list_label_names(examples: Sequence[TextExample]) -> set[str]:
@@ -122,135 +105,8 @@ def _parse_example(
         texts = (*texts, get_text(row, task.pair_column, "--pair"))
     label = None
     if labeled:
-        label = _parse_label(get_cell(row, task.label_column, "--label"), task.kind, labels)
-        if labels is not None:
-            label = _match_labels(label, labels)
+        label = parse_label(row, task, labels)
     return TextExample(texts, label, row.location)
-
-
-def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None) -> Label:
-    """Convert the value of a cell to a label of the task's kind.
-
-    Args:
-        value: The value of the cell.
-        kind: The kind of task.
-        labels: The known labels, None if they are collected from the file.
-
-    Raises:
-        BadExampleError: The value is not a label of this kind.
-    """
-    if kind == "multi":
-        return _parse_label_set(value, labels)
-    _reject_missing_label(value, labels)
-    if kind == "single":
-        if isinstance(value, list):
-            raise BadExampleError("several labels where one is expected", "; see --kind multi")
-        name = to_label_name(value)
-        if not name:
-            raise BadExampleError("an empty label")
-        return name
-    return parse_score(value)
-
-
-def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]:
-    """Convert a list of labels, or a text with ``LABEL_SEPARATOR`` between labels, to a set."""
-    if isinstance(value, str):
-        items = value.split(LABEL_SEPARATOR)
-    elif isinstance(value, list):
-        items = value
-    else:
-        items = [value]
-    for item in items:
-        _reject_missing_label(item, labels)
-    names = [name for name in map(to_label_name, items) if name]
-    if len(names) > len(set(names)):
-        raise BadExampleError(
-            "a label that occurs twice",
-            "; give names of labels instead of a 0 or 1 for each",
-        )
-    return frozenset(names)
-
-
-def parse_score(value: Any) -> float:
-    """Convert the value of a cell to a number that is finite as a 32-bit number.
-
-    Raises:
-        BadExampleError: The value is not such a number.
-    """
-    if isinstance(value, str) and not value.strip():
-        raise BadExampleError("an empty label")
-    if isinstance(value, bool):
-        raise BadExampleError("a score that is not a number", f": {value!r}")
-    try:
-        score = float(value)
-    except (TypeError, ValueError, OverflowError):
-        detail = f": {value!r}"
-        if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
-            detail += "; write a decimal point instead of the comma"
-        raise BadExampleError("a score that is not a number", detail) from None
-    if not math.isfinite(score):
-        raise BadExampleError("a score that is not finite", f": {value!r}")
-    if abs(score) > _MAX_SCORE:
-        raise BadExampleError("a score that exceeds the 32-bit range", f": {value!r}")
-    return score
-
-
-def _reject_missing_label(value: Any, labels: Sequence[str] | None) -> None:
-    """Raise BadExampleError for NaN, which pandas writes for missing values.
-
-    The text "nan", in upper or lower case, is also rejected, unless ``labels`` contains it.
-    """
-    if isinstance(value, float) and math.isnan(value):
-        raise BadExampleError("a missing label", ": NaN")
-    if (
-        isinstance(value, str)
-        and value.strip().lower() == "nan"
-        and value.strip() not in (labels or ())
-    ):
-        raise BadExampleError(
-            "a missing label",
-            f": {value!r} (if it is a class, it must be listed in task.labels)",
-        )
-
-
-def to_label_name(value: Any) -> str:
-    """Convert a cell to the name of a label: true to "true"; 1 and 1.0 to "1"."""
-    if isinstance(value, bool):
-        return json.dumps(value)
-    if not isinstance(value, str | int | float):
-        raise BadExampleError("a label that is neither text nor a number", f": {value!r}")
-    if isinstance(value, float):
-        # Integer columns with missing values are stored as floats.
-        if not math.isfinite(value):
-            raise BadExampleError("a label that is not finite", f": {value!r}")
-        value = int(value) if value.is_integer() else value
-    name = str(value).strip()
-    reject_lone_surrogates(name, "label")
-    return name
-
-
-def _match_labels(label: Label, labels: Sequence[str]) -> Label:
-    """Return a label whose class names are in ``labels``; "1.0" matches the class "1".
-
-    Raises:
-        BadExampleError: There is another class name.
-    """
-
-    def match(name: str) -> str:
-        integer = drop_zero_decimals(name)
-        return integer if name not in labels and integer in labels else name
-
-    matched = _rename_label(label, match)
-    if isinstance(matched, float):
-        return matched
-    names = matched if isinstance(matched, frozenset) else {matched}
-    unknown_names = sorted(names - set(labels))
-    if unknown_names:
-        listed_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
-        raise BadExampleError(
-            "an unknown label", f": {unknown_names[0]!r}; known labels are {listed_labels}"
-        )
-    return matched
 
 
 def collect_labels(examples: Sequence[TextExample], path: str) -> tuple[str, ...]:
@@ -360,9 +216,9 @@ def compute_metrics(
     if head.kind == "single":
         scores = compute_single_label_metrics(logits, targets, names)
     else:
-        scores = compute_multilabel_metrics(logits, targets, names)
+        scores = compute_multilabel_metrics(logits, targets, names, task.label_threshold)
     if len(scores) < len(task.metrics):
-        classes = compute_class_report(outputs, inputs, examples, head)["classes"]
+        classes = compute_class_report(outputs, inputs, examples, head, task)["classes"]
         scores |= metrics.select_label_scores(task.metrics, classes)
     return {name: scores[name] for name in task.metrics}
 
@@ -401,6 +257,7 @@ def compute_multilabel_metrics(
     logits: NDArray[np.float32],
     targets: NDArray[np.float32],
     names: Sequence[str],
+    threshold: float,
 ) -> dict[str, float]:
     """Return the named metrics of multi-label classification.
 
@@ -408,8 +265,10 @@ def compute_multilabel_metrics(
         logits: [n, C].
         targets: 1 for each correct label, 0 for the others, [n, C].
         names: Names of the metrics.
+        threshold: A label is predicted if its probability is higher.
     """
-    predicted, true = (logits > 0).astype(np.int64), targets.astype(np.int64)
+    predicted = (logits > _to_logit(threshold)).astype(np.int64)
+    true = targets.astype(np.int64)
     label_f1 = [
         metrics.f1_score(predicted_column, true_column)
         for predicted_column, true_column in zip(predicted.T, true.T, strict=True)
@@ -424,11 +283,17 @@ def compute_multilabel_metrics(
     return {name: scores[name] for name in names}
 
 
+def _to_logit(probability: float) -> float:
+    """Return the logit whose sigmoid is ``probability``."""
+    return math.log(probability / (1 - probability))
+
+
 def compute_class_report(
     outputs: list[NDArray[np.float32]],
     inputs: ModelInputs,
     examples: Sequence[TextExample],  # noqa: ARG001 - part of TaskFamily
     head: HeadConfig,
+    task: TaskSettings,
 ) -> dict[str, Any]:
     """Return the scores of each label; see ``TaskFamily``.
 
@@ -440,7 +305,7 @@ def compute_class_report(
     logits, targets = np.concatenate(outputs), np.concatenate(inputs.targets)
     if head.kind == "single":
         return metrics.classification_report(logits.argmax(-1), targets, head.labels)
-    predicted, true = logits > 0, targets > 0
+    predicted, true = logits > _to_logit(task.label_threshold), targets > 0
     num_correct = (predicted & true).sum(0).tolist()
     num_predicted = predicted.sum(0).tolist()
     num_true = true.sum(0).tolist()

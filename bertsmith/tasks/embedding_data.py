@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classification import parse_score, to_label_name
 from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, ExampleKind, TextColumns
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
+from bertsmith.tasks.label_values import parse_score, to_label_name
 from bertsmith.tasks.tables import Row, get_cell, get_text, require_text
 
 Ints = NDArray[np.int64]

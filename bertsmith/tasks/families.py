@@ -38,6 +38,8 @@ _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("window_stride", "window_overlap", "max_question_length", "max_answer_length",
                      "null_threshold"), ("answer",)),
 }  # fmt: skip
+#: Fields of ``TaskSettings`` that only the kind "multi" uses.
+_MULTI_LABEL_FIELDS = ("label_columns", "label_separator", "label_threshold")
 
 
 def get_family_name(kind: TaskKind) -> str:
@@ -71,6 +73,13 @@ def reject_unused_fields(
             raise SettingsError(
                 f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
+        if name in _MULTI_LABEL_FIELDS and kind != "multi":
+            raise SettingsError(f"task.{name}: not used by the kind {kind!r}, only by multi")
+    if user_settings.get("label_column") and user_settings.get("label_columns"):
+        raise SettingsError(
+            "task.label_column (--label) and task.label_columns (--label-columns) both name the "
+            "labels; give only one of them"
+        )
     if (
         user_settings.get("window_stride") is not None
         and user_settings.get("window_overlap") is not None
@@ -151,7 +160,7 @@ def get_task_settings(
         ModelError: A label of an entity model is not an entity tag.
     """
     _require_entity_tags(bundle)
-    overrides = upgrade_settings(overrides or {}, "task")
+    overrides = upgrade_settings({**bundle.task_overrides, **(overrides or {})}, "task")
     recorded_settings = get_recorded_task(bundle.info)
     values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
     reranking = get_table(get_table(bundle.info, "provenance"), "reranking")
@@ -171,6 +180,8 @@ def get_task_settings(
     values["labels"] = list(bundle.head.labels)
     # The format of the training files does not apply to other files.
     values |= {"skip_invalid": False, "encoding": UTF8, "delimiter": ""}
+    if overrides.get("label_column") is not None:
+        values["label_columns"] = []
     if overrides.get("window_stride") is not None:
         values["window_overlap"] = None
     values |= {"kind": bundle.head.kind, **overrides}

@@ -340,6 +340,7 @@ class TaskFamily(Protocol):
         inputs: ModelInputs,
         examples: Sequence[Any],
         head: HeadConfig,
+        task: TaskSettings,
     ) -> dict[str, Any]:
         """Return the scores of each class as JSON values, empty for families without classes.
 

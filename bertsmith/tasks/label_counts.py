@@ -81,7 +81,9 @@ def get_label_warnings(examples: Sequence[Any], task: TaskSettings) -> list[str]
     counts = count_labels(examples, task.kind)
     warnings = _get_case_warnings(counts)
     if task.kind == "multi":
-        return warnings + _get_separator_warnings(counts)
+        if not task.label_columns:
+            warnings += _get_separator_warnings(counts, task.label_separator)
+        return warnings
     return warnings + _get_class_count_warnings(counts, examples, task)
 
 
@@ -99,14 +101,19 @@ def _get_case_warnings(labels: Collection[str]) -> list[str]:
     return []
 
 
-def _get_separator_warnings(labels: Collection[str]) -> list[str]:
-    """Return a warning if a label consists of other labels, separated by a comma or semicolon."""
+def _get_separator_warnings(labels: Collection[str], separator: str) -> list[str]:
+    """Return a warning if a label consists of other labels with a common separator between them.
+
+    Args:
+        labels: The labels.
+        separator: The separator that was used to read the labels.
+    """
     for label in sorted(labels):
-        parts = [part.strip() for part in re.split("[,;]", label)]
+        parts = [part.strip() for part in re.split("[,;|]", label)]
         if len(parts) > 1 and any(part in labels for part in parts):
             warning = (
                 f"{shorten_label(label)!r} is a single label; several labels in one cell are "
-                "separated by |, as in a|b"
+                f"separated by {separator}, as in a{separator}b (task.label_separator)"
             )
             return [warning]
     return []

@@ -251,6 +251,7 @@ def compute_class_report(
     inputs: ModelInputs,  # noqa: ARG001
     examples: Sequence[ChoiceExample],  # noqa: ARG001
     head: HeadConfig,  # noqa: ARG001
+    task: TaskSettings,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Return an empty report: endings of different prompts are not classes."""
     return {}

@@ -257,6 +257,7 @@ def compute_class_report(
     inputs: ModelInputs,  # noqa: ARG001
     examples: Sequence[QuestionExample],  # noqa: ARG001
     head: HeadConfig,  # noqa: ARG001
+    task: TaskSettings,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Return an empty report: spans have no classes."""
     return {}

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classification import parse_score
 from bertsmith.tasks.embedding_columns import (
     STANDARD_RERANKING_COLUMNS,
     open_rows,
@@ -29,6 +28,7 @@ from bertsmith.tasks.embedding_data import (
 )
 from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, TokenSequence
+from bertsmith.tasks.label_values import parse_score
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.tasks.tables import Row, get_cell, get_text
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts

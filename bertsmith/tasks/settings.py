@@ -84,6 +84,13 @@ class TaskSettings(SettingsTable):
     pair_column: Column | None = None
     #: Column of the label (answer: the answers; choose: the correct ending).
     label_column: Column = "label"
+    #: kind multi: a column of 0 and 1 for each label, instead of label_column. The names of the
+    #: columns are the labels.
+    label_columns: list[Column] = Field(default_factory=list)
+    #: kind multi: separates the labels in a cell of text of label_column.
+    label_separator: Annotated[str, Field(min_length=1)] = "|"
+    #: kind multi: a label is predicted if its probability is higher than this.
+    label_threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     #: Column of the row ids, which must be unique; "" if there is no such column.
     id_column: Column = "id"
     #: Whether the first line of a table contains the column names; otherwise columns are numbered
@@ -146,9 +153,10 @@ class TaskSettings(SettingsTable):
     @model_validator(mode="after")
     def _check_names_differ(self) -> Self:
         columns = {"text": self.text_column, "pair": self.pair_column, "label": self.label_column}
-        if self.label_file_suffix:
-            # The labels are in a separate file.
+        if self.label_file_suffix or self.label_columns:
+            # The labels are in a separate file or in other columns.
             del columns["label"]
+        columns |= {f"the label {name!r}": name for name in self.label_columns}
         for (role, column), (other_role, other_column) in combinations(columns.items(), 2):
             if column == other_column:
                 raise ValueError(
@@ -157,6 +165,14 @@ class TaskSettings(SettingsTable):
         for name, count in Counter(self.labels).items():
             if count > 1:
                 raise ValueError(f"labels has {name!r} twice; give each label once")
+        if len(self.label_columns) == 1:
+            raise ValueError(
+                "label_columns has one column; give at least two, or select the column with "
+                "label_column (--label)"
+            )
+        for name, count in Counter(self.label_columns).items():
+            if count > 1:
+                raise ValueError(f"label_columns has {name!r} twice; give each column once")
         for column in self.ending_columns:
             if self.ending_columns.count(column) > 1:
                 raise ValueError(

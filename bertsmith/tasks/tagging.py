@@ -388,7 +388,7 @@ def compute_metrics(
     if "char_macro_f1" in task.metrics:
         values["char_macro_f1"] = _compute_tag_macro_f1(predicted, true, head.labels)
     if any(name not in values for name in task.metrics):
-        classes = compute_class_report(outputs, inputs, examples, head)["classes"]
+        classes = compute_class_report(outputs, inputs, examples, head, task)["classes"]
         values |= metrics.select_label_scores(task.metrics, classes)
     return {name: values[name] for name in task.metrics}
 
@@ -450,6 +450,7 @@ def compute_class_report(
     inputs: ModelInputs,
     examples: Sequence[TaggedSentence],
     head: HeadConfig,
+    task: TaskSettings,  # noqa: ARG001 - part of TaskFamily
 ) -> dict[str, Any]:
     """Return the scores of each entity type, or of each tag with a confusion matrix.
 

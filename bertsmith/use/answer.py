@@ -135,10 +135,7 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
         ModelError: The model does not predict spans.
     """
     require_span_model(bundle, "null_threshold (--null-threshold)")
-    # The threshold is stored among the held-out metrics, because fine-tuning tunes it on the
-    # held-out data.
-    metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}
-    return replace(bundle, info={**bundle.info, "heldout_metrics": metrics})
+    return replace(bundle, task_overrides={**bundle.task_overrides, "null_threshold": threshold})
 
 
 def iter_answers(

@@ -16,10 +16,10 @@ from bertsmith.use.predict import reject_pairs_of_single_text_model
 
 #: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
 _EVALUATION_FIELDS = (
-    "text_column", "pair_column", "label_column", "id_column", "header", "encoding", "delimiter",
-    "ending_columns", "label_file_suffix", "tag_level", "context", "max_seqlen", "window_stride",
-    "window_overlap", "max_question_length", "max_answer_length",
-    "null_threshold", "metrics", "skip_invalid",
+    "text_column", "pair_column", "label_column", "label_columns", "label_separator",
+    "label_threshold", "id_column", "header", "encoding", "delimiter", "ending_columns",
+    "label_file_suffix", "tag_level", "context", "max_seqlen", "window_stride", "window_overlap",
+    "max_question_length", "max_answer_length", "null_threshold", "metrics", "skip_invalid",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def evaluate(
     inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
     outputs = compute_outputs(bundle.model, inputs)
     metrics = family.compute_metrics(outputs, inputs, examples, bundle.head, task)
-    report = family.compute_class_report(outputs, inputs, examples, bundle.head)
+    report = family.compute_class_report(outputs, inputs, examples, bundle.head, task)
     return {**metrics, **report, "counts": counts.as_dict()}
 
 

@@ -1,7 +1,7 @@
 """Classification and regression of texts and text pairs with a fine-tuned model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.bundle.metadata import get_recorded_task
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, ModelError
 from bertsmith.tasks.classification import TextExample, encode_examples
 from bertsmith.tasks.families import get_family_name, get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
@@ -85,6 +85,28 @@ def iter_predictions(
     examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
     for chunk in chunked(examples, chunk_size):
         yield from _predict_examples(bundle, chunk, compute)
+
+
+def with_label_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:
+    """Return a copy of the model that uses a threshold as its ``task.label_threshold``.
+
+    Args:
+        bundle: A model that predicts any number of labels.
+        threshold: A label is predicted if its probability is higher.
+
+    Raises:
+        ModelError: The model predicts one label, or has another kind.
+        SettingsError: The threshold is not between 0 and 1.
+    """
+    if bundle.head.kind != "multi":
+        raise ModelError(
+            f"label_threshold (--threshold): only for several labels per text, but {bundle.path} "
+            f"is a model of the kind {bundle.head.kind!r}; remove it"
+        )
+    overrides = {**bundle.task_overrides, "label_threshold": threshold}
+    bundle = replace(bundle, task_overrides=overrides)
+    get_task_settings(bundle)  # only to check the threshold
+    return bundle
 
 
 def to_text_example(text_or_pair: str | tuple[str, str], location: str) -> TextExample:

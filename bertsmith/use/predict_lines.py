@@ -9,7 +9,7 @@ from bertsmith.bundle import FineTunedBundle
 from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError
 from bertsmith.tasks.families import get_task_settings
-from bertsmith.tasks.settings import is_column_number
+from bertsmith.tasks.settings import TaskSettings, is_column_number
 from bertsmith.use.answer import iter_answers, to_question_example
 from bertsmith.use.choose import iter_choices, to_choice_example
 from bertsmith.use.predict import Prediction, iter_predictions, to_text_example
@@ -19,8 +19,6 @@ from bertsmith.use.tag import iter_tagged_texts, require_text
 LinePredictions = Iterator[tuple[dict[str, Any], str]]
 #: Pairs (line, input of the model parsed from the line).
 _ParsedLines = Iterable[tuple[str, Any]]
-#: A multi-label model predicts the labels whose probability is higher than this.
-_LABEL_THRESHOLD = 0.5
 
 
 @dataclass
@@ -152,43 +150,46 @@ def _parse_prompt(
 def _classify(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     """Predict labels or scores; the line is the prediction and the input line."""
     model_lines, output_lines = tee(parsed)
+    task = get_task_settings(bundle)
     predictions = iter_predictions(bundle, (text_or_pair for _, text_or_pair in model_lines))
     for (line, text_or_pair), prediction in zip(output_lines, predictions, strict=True):
         parts = (text_or_pair,) if isinstance(text_or_pair, str) else text_or_pair
         value = dict(zip(("text", "pair"), parts, strict=False))
-        value |= _prediction_to_json(prediction, bundle) | {"truncated": prediction.is_truncated}
-        yield value, f"{_format_prediction(prediction, bundle)}\t{line}"
+        value |= _prediction_to_json(prediction, task) | {"truncated": prediction.is_truncated}
+        yield value, f"{_format_prediction(prediction, task)}\t{line}"
 
 
-def _format_prediction(prediction: Prediction, bundle: FineTunedBundle) -> str:
+def _format_prediction(prediction: Prediction, task: TaskSettings) -> str:
     """Return a prediction as text: the score, or labels and probabilities."""
     if prediction.score is not None:
         return f"{prediction.score:.4f}"
-    if bundle.head.kind == "multi":
-        predicted = _select_predicted_labels(prediction)
-        labels = "|".join(label for label, _ in predicted)
-        probabilities = "|".join(f"{probability:.4f}" for _, probability in predicted)
+    if task.kind == "multi":
+        predicted = _select_predicted_labels(prediction, task)
+        labels = task.label_separator.join(label for label, _ in predicted)
+        probabilities = task.label_separator.join(
+            f"{probability:.4f}" for _, probability in predicted
+        )
         return f"{labels}\t{probabilities}"
     label, probability = prediction.labels[0]
     return f"{label}\t{probability:.4f}"
 
 
-def _prediction_to_json(prediction: Prediction, bundle: FineTunedBundle) -> dict[str, Any]:
+def _prediction_to_json(prediction: Prediction, task: TaskSettings) -> dict[str, Any]:
     """Return a prediction as a JSON value."""
     if prediction.score is not None:
         return {"score": prediction.score}
     label: str | list[str] = prediction.labels[0][0]
-    if bundle.head.kind == "multi":
-        label = [name for name, _ in _select_predicted_labels(prediction)]
+    if task.kind == "multi":
+        label = [name for name, _ in _select_predicted_labels(prediction, task)]
     return {"labels": dict(prediction.labels), "label": label}
 
 
-def _select_predicted_labels(prediction: Prediction) -> list[tuple[str, float]]:
+def _select_predicted_labels(prediction: Prediction, task: TaskSettings) -> list[tuple[str, float]]:
     """Return the labels that a multi-label model predicts, with their probabilities."""
     return [
         (label, probability)
         for label, probability in prediction.labels
-        if probability > _LABEL_THRESHOLD
+        if probability > task.label_threshold
     ]
 
 

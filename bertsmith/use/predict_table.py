@@ -16,7 +16,6 @@ from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.tasks.classification import LABEL_SEPARATOR
 from bertsmith.tasks.conll import ROW_FORMATS, get_word_column
 from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
@@ -197,6 +196,7 @@ def predict_lines_to_table(
     out_format = get_output_format(out)
     progress = progress or NullProgress()
     kind = bundle.head.kind
+    task = get_task_settings(bundle)
     is_delimited = out_format in ("csv", "tsv")
     counts = TableCounts(added_columns=list(_ADDED_COLUMNS[kind]), unit="line")
     input_columns = dict(_LINE_COLUMNS[kind])
@@ -213,7 +213,7 @@ def predict_lines_to_table(
                 rows = []
                 for prediction, _ in chunk:
                     inputs = {name: prediction.get(name) for name in input_columns}
-                    cells = _to_cells(kind, prediction, is_delimited=is_delimited)
+                    cells = _to_cells(task, prediction, is_delimited=is_delimited)
                     rows.append(inputs | cells)
                     counts.num_truncated += bool(prediction.get("truncated"))
                 writer.append(rows)
@@ -328,7 +328,7 @@ def _write_rows(
             if model_input is not None:
                 prediction = next(predictions)
                 counts.num_truncated += bool(prediction.get("truncated"))
-                columns = _to_cells(bundle.head.kind, prediction, is_delimited=is_delimited)
+                columns = _to_cells(task, prediction, is_delimited=is_delimited)
                 cells = {names[name]: cell for name, cell in columns.items()}
             out_rows.append({**row.cells, **cells})
         writer.append(out_rows)
@@ -391,14 +391,17 @@ _PARSERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
 }  # fmt: skip
 
 
-def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_delimited: bool) -> dict[str, Any]:
+def _to_cells(
+    task: TaskSettings, prediction: Mapping[str, Any], *, is_delimited: bool
+) -> dict[str, Any]:
     """Return the cells of the added columns, by the names in ``_ADDED_COLUMNS``.
 
     Args:
-        kind: The kind of model.
+        task: The task settings of the model.
         prediction: The prediction as a JSON value.
         is_delimited: Whether the output is CSV or TSV, in which several labels share one cell.
     """
+    kind = task.kind
     if kind == "single":
         label = prediction["label"]
         return {"label": label, "probability": _round_to_decimals(prediction["labels"][label])}
@@ -407,8 +410,8 @@ def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_delimited: bool) -
         probabilities = [_round_to_decimals(prediction["labels"][label]) for label in labels]
         if is_delimited:
             return {
-                "labels": LABEL_SEPARATOR.join(labels),
-                "probabilities": LABEL_SEPARATOR.join(map(str, probabilities)),
+                "labels": task.label_separator.join(labels),
+                "probabilities": task.label_separator.join(map(str, probabilities)),
             }
         return {"labels": labels, "probabilities": probabilities}
     if kind == "regression":

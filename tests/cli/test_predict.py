@@ -293,6 +293,21 @@ def test_multi_label_predictions_are_sorted_by_probability(
     save_fine_tuned(tmp_path / "m", model, tokenizer, head, {})
     # The sigmoid of 2.0 is 0.8808, and that of 1.0 is 0.7311.
     assert run_cli("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
+    strict = run_cli("predict", tmp_path / "m", "an anvil", "--threshold", "0.8")
+    assert strict.out == "c\t0.8808\tan anvil\n"
+    (tmp_path / "t.csv").write_text("text\nan anvil\n")
+    table = run_cli("predict", tmp_path / "m", "--input", tmp_path / "t.csv", "--threshold", "0.2")
+    assert table.out.splitlines()[1] == "an anvil,c|a|b,0.880797|0.731059|0.268941"
+    invalid = run_cli("predict", tmp_path / "m", "an anvil", "--threshold", "1")
+    assert (invalid.status, invalid.out) == (2, "")
+    assert "label_threshold" in invalid.err
+
+
+def test_threshold_needs_a_model_with_several_labels(run_cli: RunCli, classifier: Path) -> None:
+    """A model with one label per text has no threshold."""
+    completed = run_cli("predict", classifier, "the anvil", "--threshold", "0.3")
+    assert completed.status == 2
+    assert "--threshold): only for several labels per text" in completed.err
 
 
 def test_truncated_texts_are_counted(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:

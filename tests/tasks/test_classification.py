@@ -372,6 +372,28 @@ def compute_logit_metrics(
     return compute_metrics(outputs, inputs, [], HeadConfig(kind, tuple(task.labels)), task)
 
 
+def test_threshold_of_several_labels_applies_to_metrics_and_report() -> None:
+    """A label is predicted if the sigmoid of its logit exceeds task.label_threshold."""
+    # Sigmoids: 0.73 and 0.27, 0.62 and 0.38.
+    logits = [[1.0, -1.0], [0.5, -0.5]]
+    targets = [[1, 0], [0, 1]]
+
+    def compute_accuracy(threshold: float) -> float:
+        task = TaskSettings(
+            kind="multi", labels=["a", "b"], metrics=["accuracy", "recall:b"],
+            label_threshold=threshold,
+        )  # fmt: skip
+        outputs = [np.array([row], np.float32) for row in logits]
+        unit_targets = [np.array([target]) for target in targets]
+        inputs = ModelInputs([[]] * 2, [""] * 2, [False] * 2, unit_targets)
+        scores = compute_metrics(outputs, inputs, [], HeadConfig("multi", ("a", "b")), task)
+        assert scores["recall:b"] == float(threshold < 0.38)
+        return scores["accuracy"]
+
+    assert [compute_accuracy(threshold) for threshold in (0.3, 0.5, 0.7)] == [0.5, 0.5, 0.5]
+    assert compute_accuracy(0.26) == 0.0
+
+
 def test_predictions_are_derived_from_logits() -> None:
     """A label is predicted by argmax, multiple labels by logits above 0, a score is the logit."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
@@ -480,7 +502,8 @@ def test_only_single_label_reports_have_a_confusion_matrix() -> None:
         outputs = [np.array([row], np.float32) for row in logits]
         unit_targets = [np.array([target]) for target in targets]
         inputs = ModelInputs([[]] * 3, [""] * 3, [False] * 3, unit_targets)
-        return compute_class_report(outputs, inputs, [], HeadConfig(kind, ("a", "b")))
+        head = HeadConfig(kind, ("a", "b"))
+        return compute_class_report(outputs, inputs, [], head, TaskSettings(kind=kind))
 
     single = compute_report([1, 0, 1], "single")
     assert single["confusion"] == {"a": {"a": 1}, "b": {"a": 1, "b": 1}}

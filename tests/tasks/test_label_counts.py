@@ -95,6 +95,9 @@ def test_another_separator_of_labels_causes_a_warning(label: str) -> None:
     examples = make_examples(frozenset("a"), frozenset("b"), frozenset([label]))
     (warning,) = get_label_warnings(examples, task)
     assert f"{label!r} is a single label; several labels in one cell are separated by |" in warning
+    # The columns of 0 and 1 are the labels; there is no separator.
+    in_columns = TaskSettings(kind="multi", label_columns=["red", "blue", label])
+    assert not get_label_warnings(examples, in_columns)
     assert get_label_warnings(examples[2:], task) == []
 
 

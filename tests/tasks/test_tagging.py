@@ -176,10 +176,10 @@ def test_entities_are_reported_by_type_and_tags_by_tag(tokenizer: Tokenizer) -> 
     head = HeadConfig("tags", ("O", "B-PER", "B-LOC"))
     inputs = encode_examples([example], tokenizer, head, ENTITIES, ExampleCounts())
     outputs = [np.eye(3, dtype=np.float32)[[1, 0, 1]]]
-    tag_report = compute_class_report(outputs, inputs, [example], head)
+    tag_report = compute_class_report(outputs, inputs, [example], head, ENTITIES)
     assert tag_report["confusion"] == {"O": {"O": 1}, "B-PER": {"B-PER": 1}, "B-LOC": {"B-PER": 1}}
     entity_head = HeadConfig("entities", head.labels)
-    entity_report = compute_class_report(outputs, inputs, [example], entity_head)
+    entity_report = compute_class_report(outputs, inputs, [example], entity_head, ENTITIES)
     assert {name: scores["recall"] for name, scores in entity_report["classes"].items()} == {
         "LOC": 0.0,
         "PER": 1.0,
@@ -211,7 +211,7 @@ def test_character_macro_f1_equals_klue(tokenizer: Tokenizer) -> None:
         scores = compute_metrics(outputs, inputs, [example], head, task)
         expected = f1_score(tags, predicted, labels=labels, average="macro", zero_division=1)
         assert scores["char_macro_f1"] == pytest.approx(float(expected))
-        report = compute_class_report(outputs, inputs, [example], head)
+        report = compute_class_report(outputs, inputs, [example], head, task)
         assert scores["recall:LC"] == report["classes"]["LC"]["recall"]
         assert list(scores) == names
 

@@ -39,6 +39,7 @@ from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
     check_files_exist,
     read_overrides,
+    update_task_settings,
 )
 from bertsmith.train.finetuning.summary import log_run_summary, warn_below_majority_class
 from bertsmith.train.finetuning.task_data import (
@@ -48,7 +49,6 @@ from bertsmith.train.finetuning.task_data import (
     read_task_data,
     resolve_model_settings,
     resolve_task_settings,
-    update_task_settings,
 )
 
 

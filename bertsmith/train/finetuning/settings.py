@@ -209,6 +209,8 @@ def resolve_settings(
         if data is not None:
             task_defaults["train_file"] = str(data.resolve())
     check_tables(overrides)
+    if task == "classify" and overrides.get("task", {}).get("label_columns"):
+        task_defaults["kind"] = "multi"
     if "validation_files" in overrides.get("task", {}):
         # The user's held-out files replace those of a public task.
         task_defaults.pop("validation_files", None)
@@ -229,11 +231,18 @@ def resolve_settings(
     get_model_overrides(overrides)
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
+    if settings.task.kind == "multi" and settings.task.label_columns and not settings.task.labels:
+        settings = update_task_settings(settings, {"labels": settings.task.label_columns})
     if not settings.task.train_file:
         raise SettingsError("no training file: give --data FILE, or --set task.train_file=FILE")
     _check_kind(task, settings.task)
     _check_validation_settings(settings.task)
     return settings
+
+
+def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
+    """Return the settings with changed values in the task table."""
+    return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
 def check_finetune_arguments(

@@ -20,7 +20,11 @@ from bertsmith.tasks.families import (
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
 from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings
-from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settings
+from bertsmith.train.finetuning.settings import (
+    FinetuneSettings,
+    resolve_settings,
+    update_task_settings,
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,6 @@ def resolve_task_settings(
     ]
     reject_unused_fields(settings.task.kind, overrides.get("task", {}), files)
     return update_task_settings(settings, {"metrics": resolve_metrics(settings.task)})
-
-
-def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
-    """Return the settings with changed values in the task table."""
-    return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
 def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) -> FinetuneSettings:

@@ -27,8 +27,8 @@ from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.engine.finetuning_run import RESULT_FILE, FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning.finetune import finetune
-from bertsmith.train.finetuning.settings import read_overrides
-from bertsmith.train.finetuning.task_data import resolve_task_settings, update_task_settings
+from bertsmith.train.finetuning.settings import read_overrides, update_task_settings
+from bertsmith.train.finetuning.task_data import resolve_task_settings
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.train.conftest import WORDS
