@@ -1,6 +1,6 @@
 """The endpoint POST /, in the format of Hugging Face's inference API and its InferenceClient."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import Request
@@ -12,9 +12,10 @@ from bertsmith.serve.body_fields import NOT_BOOLEAN
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.execution import RequestExecutor, to_json_response
-from bertsmith.serve.limits import MAX_TOP
+from bertsmith.serve.limits import MAX_TOP, check_limit
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.responses import InferenceResult
+from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import (
     EmbedBody,
     InferenceBody,
@@ -25,6 +26,8 @@ from bertsmith.serve.tei import format_labels
 from bertsmith.serve.validation_errors import describe_errors
 from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.fill import Filling
 
 #: Parameters of each task that have an effect. Others must be null.
 _PARAMETERS: Final[dict[str, frozenset[str]]] = {
@@ -33,7 +36,7 @@ _PARAMETERS: Final[dict[str, frozenset[str]]] = {
     "fill": frozenset({"top_k"}),
     "tag": frozenset({"aggregation_strategy"}),
 }
-_TEXT: Final = TypeAdapter(str)
+_TEXTS: Final = TypeAdapter(str | list[str])
 _TOP: Final = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_TOP), NOT_BOOLEAN])
 
 
@@ -94,56 +97,75 @@ class InferenceRoutes:
     def _classify(
         self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
     ) -> list[list[dict[str, Any]]]:
-        """Return the labels of a text."""
-        text = parse("inputs", _TEXT, inputs)
+        """Return the labels of each text."""
+        texts = self._parse_texts(inputs)
         top = parse("parameters.top_k", _TOP, parameters.get("top_k", MAX_TOP))
-        (prediction,) = self._service.classify(model, [text], deadline)
-        return [format_labels(model, prediction)[:top]]
+        predictions = self._service.classify(model, texts, deadline)
+        return [format_labels(model, prediction)[:top] for prediction in predictions]
 
     def _fill(
         self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
     ) -> list[Any]:
-        """Return the predictions for the [MASK] of a text, or a list for each of several."""
-        text = parse("inputs", _TEXT, inputs)
+        """Return the predictions for the [MASK] of a text, or a list for each of several.
+
+        For a list of texts, return a list with the result of each text.
+        """
+        texts = self._parse_texts(inputs)
         top = parse("parameters.top_k", _TOP, parameters.get("top_k", 5))
-        (masks,) = self._service.fill(model, [text], top, deadline)
-        tokenizer = model.bundle.tokenizer
-        results = []
-        for mask in masks:
-            before, after = text[: mask.start], text[mask.start + len(MASK_TOKEN) :]
-            results.append(
-                [
-                    {
-                        "score": probability,
-                        "token": tokenizer.token_to_id(token),
-                        "token_str": token,
-                        "sequence": _insert_token(before, token, after),
-                    }
-                    for token, probability in mask.predictions
-                ]
-            )
-        return results[0] if len(results) == 1 else results
+        filled = self._service.fill(model, texts, top, deadline)
+        results = [
+            _format_fillings(model.bundle.tokenizer, text, masks)
+            for text, masks in zip(texts, filled, strict=True)
+        ]
+        return results if isinstance(inputs, list) else results[0]
 
     def _tag(
         self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
-    ) -> list[dict[str, Any]]:
-        """Return the entities of a text, or the tags of its words."""
+    ) -> list[Any]:
+        """Return the entities of a text, or the tags of its words; a list for each of several."""
         if parameters.get("aggregation_strategy") == "none":
             raise InputError(
                 "parameters.aggregation_strategy: tokens are always aggregated; leave it out"
             )
-        text = parse("inputs", _TEXT, inputs)
-        (tagged,) = self._service.tag(model, [text], deadline)
-        return [
-            {
-                "entity_group": span.label,
-                "score": span.probability,
-                "word": span.text,
-                "start": span.start,
-                "end": span.end,
-            }
-            for span in tagged.spans
+        results = [
+            [
+                {
+                    "entity_group": span.label,
+                    "score": span.probability,
+                    "word": span.text,
+                    "start": span.start,
+                    "end": span.end,
+                }
+                for span in tagged.spans
+            ]
+            for tagged in self._service.tag(model, self._parse_texts(inputs), deadline)
         ]
+        return results if isinstance(inputs, list) else results[0]
+
+    def _parse_texts(self, inputs: Any) -> list[str]:
+        """Return the texts of a request, which has one text or a list of texts."""
+        texts: list[str] = as_list(parse("inputs", _TEXTS, inputs))
+        check_limit("texts", len(texts), self._service.settings.max_texts)
+        return texts
+
+
+def _format_fillings(tokenizer: Tokenizer, text: str, masks: Sequence[Filling]) -> list[Any]:
+    """Return the predictions for the [MASK] of a text, or a list for each [MASK] of several."""
+    results = []
+    for mask in masks:
+        before, after = text[: mask.start], text[mask.start + len(MASK_TOKEN) :]
+        results.append(
+            [
+                {
+                    "score": probability,
+                    "token": tokenizer.token_to_id(token),
+                    "token_str": token,
+                    "sequence": _insert_token(before, token, after),
+                }
+                for token, probability in mask.predictions
+            ]
+        )
+    return results[0] if len(results) == 1 else results
 
 
 def _insert_token(before: str, token: str, after: str) -> str:
@@ -162,7 +184,8 @@ def choose_task(model: ServedModel, inputs: Any, parameters: Mapping[str, Any]) 
             return task
     # A text without [MASK] is an error if a parameter says that tokens are to be predicted.
     has_top = parameters.get("top_k") is not None
-    needs_fill = isinstance(inputs, str) and (MASK_TOKEN in inputs or has_top)
+    texts = [text for text in as_list(inputs) if isinstance(text, str)]
+    needs_fill = bool(texts) and (has_top or all(MASK_TOKEN in text for text in texts))
     return "fill" if needs_fill and "fill" in model.tasks else "embed"
 
 

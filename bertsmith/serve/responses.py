@@ -318,14 +318,16 @@ class InferenceEntity(_StrictDict):
     end: int
 
 
-#: Responses of POST /: a list of labels per text, an answer, predictions for one or several masks,
-#: entities, similarities, or a vector per text.
+#: Responses of POST /: a list of labels per text, an answer, predictions for one or several masks
+#: of one or several texts, entities of one or several texts, similarities, or a vector per text.
 InferenceResult = (
     list[list[LabelScore]]
     | InferenceAnswer
     | list[InferenceFilling]
     | list[list[InferenceFilling]]
+    | list[list[InferenceFilling] | list[list[InferenceFilling]]]
     | list[InferenceEntity]
+    | list[list[InferenceEntity]]
     | Similarities
 )
 FillResult = FilledText | list[FilledText]

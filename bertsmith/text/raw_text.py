@@ -56,6 +56,15 @@ class ErrorHandler:
             raise CorpusError(f"{message}; {advice}, or skip such errors with --on-error skip")
         self._record(reason, message)
 
+    def report_empty_file(self, reason: str, location: str) -> None:
+        """Record a file without text, which is not an error.
+
+        Args:
+            reason: Kind of file, such as "an empty file".
+            location: Name of the file.
+        """
+        self._record(reason, f"{location}: {reason}")
+
 
 class LineReader:
     """Iterates over the lines of a byte stream.

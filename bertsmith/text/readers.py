@@ -43,7 +43,7 @@ def read_source(
         source: File or stream to read.
         text_format: ``CorpusOptions.format``.
         field: ``CorpusOptions.field``.
-        errors: Receives every error in the source.
+        errors: Receives every error in the source, and files without text.
     """
     count = 0
     try:
@@ -73,7 +73,7 @@ def _read(
         # After a full head of whitespace, text may follow, so only a short head is an empty file.
         if len(head) < HEAD_BYTES and not head.removeprefix(BOM).strip():
             reason = "an empty file" if not head else "a file with only whitespace"
-            errors.report(reason, name, "expected text; remove the file")
+            errors.report_empty_file(reason, name)
             return
         is_container = text_format in CONTAINER_FORMATS
         container = text_format if is_container else _detect_container(source.kind, head)

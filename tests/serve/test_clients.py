@@ -353,6 +353,37 @@ def test_inference_client_tags_and_answers(
         assert_close(row.score, best.probability)
 
 
+def test_inference_api_accepts_lists(models: list[ServedModel]) -> None:
+    """A list of texts gives a list with the result of each; its length is limited."""
+    masked = ["the [MASK] was white", "a [MASK] and a [MASK]"]
+    texts = {"mood": SENTENCES[:2], "names": SENTENCES[:2], "plain": masked}
+    for model in models:
+        if model.name not in texts:
+            continue
+        with run_server([model], ServeSettings(max_texts=2)) as server:
+            inputs = texts[model.name]
+            results = server.post("/", {"inputs": inputs}).json()
+            expected = [server.post("/", {"inputs": text}).json() for text in inputs]
+            if model.name == "mood":
+                expected = [result for (result,) in expected]
+            assert_same_results(results, expected)
+            excess = server.post("/", {"inputs": inputs + inputs})
+            assert excess.status_code == 422
+            assert "the limit is 2 texts per request, got 4" in excess.text
+
+
+def assert_same_results(results: Any, expected: Any) -> None:
+    """Compare nested JSON values; scores may differ by rounding."""
+    if isinstance(expected, list):
+        assert len(results) == len(expected)
+        for result, value in zip(results, expected, strict=True):
+            assert_same_results(result, value)
+    elif isinstance(expected, dict):
+        assert results == {**expected, "score": pytest.approx(expected["score"], rel=1e-4)}
+    else:
+        assert results == expected
+
+
 def test_predict_has_the_format_of_tei(server: RunningServer, service: Service) -> None:
     """A text or pair gives a list of labels; a batch gives a list for each."""
     pair = (SENTENCES[0], SENTENCES[1])

@@ -289,8 +289,6 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: Files with an error: name, content, and pattern of the message.
 INVALID_FILES: list[tuple[str, bytes, str]] = [
-    ("a.txt", b"", "an empty file"),
-    ("a.txt", b" \n\n", "only whitespace"),
     ("a.txt", b"caf\xe9 here.\n", r"line 1, byte 3: not UTF-8 \(byte 0xe9\)"),
     ("a.txt", "a".encode("utf-16"), "UTF-16"),
     ("a.txt", b"ELF\x00\x01", "a binary file"),
@@ -319,6 +317,31 @@ def test_errors_stop_or_are_counted(
     read_texts(path, report=report, on_error="skip")
     assert sum(report.skipped.values()) == 1
     assert str(path) in report.examples[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "an empty file"),
+        (b" \n\n", "a file with only whitespace"),
+        (b"\xef\xbb\xbf", "whitespace"),
+    ],
+)
+def test_empty_files_are_counted(tmp_path: Path, content: bytes, reason: str) -> None:
+    """A file without text is skipped and counted, but it is an error if no file has text."""
+    empty = write_file(tmp_path / "texts" / "a.txt", content)
+    write_file(tmp_path / "texts" / "b.txt", b"Some text.\n")
+    report = CorpusReport()
+    assert read_texts(tmp_path / "texts", report=report) == ["Some text."]
+    ((counted, number),) = report.skipped.items()
+    assert reason in counted
+    assert number == 1
+    assert report.examples == [f"{empty}: {counted}"]
+    report.require_documents()
+    report = CorpusReport()
+    assert read_texts(empty, report=report) == []
+    with pytest.raises(CorpusError, match=rf"no document was found: skipped 1: .*{reason}"):
+        report.require_documents()
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
