@@ -27,6 +27,7 @@ from bertsmith.use.mining_settings import MiningSettings
 from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.rerank import rank_documents
 from bertsmith.use.search import Searcher, SearchResult
+from bertsmith.use.search_index import LINES_FILE, to_index_line
 from bertsmith.use.table_output import (
     TableLayout,
     check_tsv_cell,
@@ -34,7 +35,6 @@ from bertsmith.use.table_output import (
     open_row_writer,
 )
 from bertsmith.use.token_vectors import Floats
-from bertsmith.use.vector_writers import LINES_FILE, to_index_line
 
 _STANDARD_COLUMNS: Final = (
     TextColumns(text="anchor", pair="positive"),

@@ -8,9 +8,8 @@ from typing import Any, Final
 import torch
 
 from bertsmith.bundle import FineTunedBundle, hash_model_files
-from bertsmith.compatibility import find_index_file, upgrade_embedding_settings
+from bertsmith.compatibility import find_index_file
 from bertsmith.errors import InputError, ModelError
-from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.late_interaction import (
@@ -20,16 +19,14 @@ from bertsmith.use.late_interaction import (
 )
 from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.nearest_neighbors import (
-    GRAPH_FILE,
-    VECTORS_FILE,
     VectorIndex,
     create_damaged_index_error,
     memory_map_array,
 )
 from bertsmith.use.rerank import rank_documents
+from bertsmith.use.search_index import LINES_FILE, OFFSETS_FILE, read_index_manifest
 from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
-from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
 #: Default number of most similar lines that a reranker or late interaction orders.
 DEFAULT_CANDIDATES: Final = 50
@@ -254,36 +251,6 @@ def _rerank_results(
     blank = [replace(result, relevance=0.0) for result in results if not result.text.strip()]
     ranking = rank_documents(reranker, query, texts)
     return [replace(with_text[item.index], relevance=item.score) for item in ranking] + blank
-
-
-def read_index_manifest(index: Path) -> dict[str, Any]:
-    """Read the manifest of an index: the path and hash of its model, and the vector settings.
-
-    Raises:
-        InputError: There is no index, or it is damaged.
-    """
-    file_names = {MANIFEST_FILE, VECTORS_FILE, GRAPH_FILE, LINES_FILE, OFFSETS_FILE}
-    if not index.exists():
-        raise InputError(
-            f"{index}: no such directory; create an index with: bertsmith embed MODEL FILE --out "
-            "NAME.index"
-        )
-    missing = sorted(name for name in file_names if not find_index_file(index, name).is_file())
-    if missing:
-        raise InputError(
-            f"{index}: not an index (it has no {missing[0]}); create one with: bertsmith embed "
-            "MODEL FILE --out NAME.index"
-        )
-    try:
-        content = parse_json((index / MANIFEST_FILE).read_text(encoding="utf-8"))
-        manifest = upgrade_embedding_settings(dict(content))
-    except (ValueError, TypeError):
-        manifest = {}
-    if not {"model_path", "model_sha256", "fast", *VectorSettings.model_fields} <= set(manifest):
-        raise InputError(
-            f"{index / MANIFEST_FILE}: damaged; recreate the index with bertsmith embed"
-        )
-    return manifest
 
 
 def _load_embedder(

@@ -14,14 +14,8 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from bertsmith.errors import InputError
-from bertsmith.files import dump_json, sync, write_json
+from bertsmith.files import dump_json, sync
 from bertsmith.progress import Progress
-from bertsmith.use.nearest_neighbors import (
-    DUPLICATES_FILE,
-    GRAPH_FILE,
-    VECTORS_FILE,
-    build_graph,
-)
 from bertsmith.use.table_output import (
     Cells,
     TableLayout,
@@ -37,8 +31,6 @@ from bertsmith.use.token_vectors import Floats, TokenVectors
 #: Vectors of n texts: float32 [n, W] with one vector of width W per text, or the token vectors of
 #: each text.
 Vectors = Floats | Sequence[TokenVectors]
-#: Files of an index, besides the vectors and their graph.
-LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "offsets.npy", "index.json"
 _FLOAT32_BYTES = 4
 
 
@@ -105,7 +97,7 @@ def _open_at_position(path: Path, position: int, run_dir: Path | None = None) ->
     return file
 
 
-def _flush(file: IO[bytes]) -> None:
+def flush_to_disk(file: IO[bytes]) -> None:
     """Write buffered data to disk."""
     file.flush()
     os.fsync(file.fileno())
@@ -151,14 +143,14 @@ class NpyWriter:
 
     def commit(self) -> int:
         """Flush to disk; return the number of rows."""
-        _flush(self._file)
+        flush_to_disk(self._file)
         return self.num_rows
 
     def finish(self, progress: Progress) -> None:
         """Write the number of rows to the header."""
         self._file.seek(0)
         self._file.write(self._build_header())
-        _flush(self._file)
+        flush_to_disk(self._file)
 
     def close(self) -> None:
         """Close the file."""
@@ -191,7 +183,7 @@ class JsonlWriter:
 
     def commit(self) -> int:
         """Flush to disk; return the number of bytes."""
-        _flush(self._file)
+        flush_to_disk(self._file)
         return self._file.tell()
 
     def finish(self, progress: Progress) -> None:
@@ -334,60 +326,3 @@ class ParquetWriter:
 
     def close(self) -> None:
         """Do nothing: no file remains open between calls."""
-
-
-def to_index_line(text: str) -> str:
-    """Return a text as an index stores it: on one line."""
-    return text.replace("\n", " ")
-
-
-class IndexWriter:
-    """Writes a directory for search: vectors, their graph, lines, and line offsets."""
-
-    def __init__(self, path: Path, width: int, position: int, manifest: dict[str, Any]) -> None:
-        """Open the index.
-
-        Args:
-            path: The index directory.
-            width: Width of the vectors.
-            position: Number of rows already written.
-            manifest: The model and the settings of the vectors, with which queries are embedded.
-        """
-        path.mkdir(exist_ok=True)
-        self._path = path
-        self._manifest = manifest
-        self._vectors = NpyWriter(path / VECTORS_FILE, width, position, path.parent)
-        self._lines = (path / LINES_FILE).open("r+b" if position else "w+b")
-        for _ in range(position):
-            self._lines.readline()
-        self._lines.truncate(self._lines.tell())
-
-    def append(
-        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
-    ) -> None:
-        """Write vectors and lines."""
-        self._vectors.append(texts, vectors)
-        self._lines.writelines(to_index_line(text).encode() + b"\n" for text in texts)
-
-    def commit(self) -> int:
-        """Flush to disk; return the number of rows."""
-        _flush(self._lines)
-        return self._vectors.commit()
-
-    def finish(self, progress: Progress) -> None:
-        """Write the line offsets, the graph and the manifest."""
-        self._vectors.finish(progress)
-        self._lines.seek(0)
-        line_sizes = np.fromiter(map(len, self._lines), np.int64, self._vectors.num_rows)
-        np.save(self._path / OFFSETS_FILE, np.append(0, np.cumsum(line_sizes)))
-        build_graph(self._path, progress)
-        write_json(self._path / MANIFEST_FILE, self._manifest)
-        for name in (OFFSETS_FILE, GRAPH_FILE, DUPLICATES_FILE):
-            if (self._path / name).exists():
-                sync(self._path / name)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._vectors.close()
-        with suppress(OSError):
-            self._lines.close()

@@ -22,7 +22,7 @@ from bertsmith.use.nearest_neighbors import (
     create_damaged_index_error,
     memory_map_array,
 )
-from bertsmith.use.search import read_index_manifest
+from bertsmith.use.search_index import read_index_manifest
 
 
 def describe_sweep(path: Path) -> Description:
