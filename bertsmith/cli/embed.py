@@ -72,6 +72,7 @@ _NEXT_STEPS = {
         "bertsmith embed my-run sentences.txt --out vectors.npy",
         "bertsmith embed my-run reviews.csv --text review --out reviews.parquet",
         "bertsmith embed my-run sentences.txt --normalize --out lines.index",
+        "bertsmith embed my-run more.txt --normalize --out lines.index --append",
     )
 )
 def embed(
@@ -147,6 +148,14 @@ def embed(
             show_default=False,
         ),
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Add the lines to the existing .index of --out. The model and the options must be "
+            "those with which it was made. Searches use the old index until all lines are added.",
+        ),
+    ] = False,
     input_format: Annotated[
         Literal["lines", "csv", "tsv", "jsonl", "json", "parquet"] | None, FORMAT_OPTION
     ] = None,
@@ -191,11 +200,7 @@ def embed(
     with report_once():
         check_device(device)
         _check_input(model, file)
-        if read_process_rank().world_size > 1 and (out is None or file in (None, STDIN)):
-            raise InputError(
-                "several processes (torchrun) need an input file and --out; give both, or run the "
-                "command without torchrun"
-            )
+        _check_processes(file, out, append=append)
         source = open_input(file or STDIN, encoding)
         table_format = _detect_table_format(source, input_format, text)
         has_table_option = text is not None or header is not None or delimiter is not None
@@ -204,7 +209,7 @@ def embed(
                 f"{source.path} is read as one text per line, without columns; use --format, or "
                 "remove --text, --header and --delimiter"
             )
-        model = _check_model_and_output(model, out, settings)
+        model = _check_model_and_output(model, out, settings, append=append)
     from bertsmith.runtime.process_group import join_process_group
     from bertsmith.use.embed import Embedder
 
@@ -226,8 +231,9 @@ def embed(
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
         elif processes.is_main:
             _write_vectors(
-                embedder, opened_texts, out, settings, batch_tokens, processes, as_json=as_json
-            )
+                embedder, opened_texts, out, settings, batch_tokens, processes,
+                append=append, as_json=as_json,
+            )  # fmt: skip
         else:
             from bertsmith.use.embed_lines import embed_share
 
@@ -235,6 +241,19 @@ def embed(
                 embedder, opened_texts.lines, settings, processes, batch_tokens=batch_tokens
             )
     unknown.warn()
+
+
+def _check_processes(file: str | None, out: Path | None, *, append: bool) -> None:
+    """Raise InputError for arguments that several processes (torchrun) do not support."""
+    if read_process_rank().world_size == 1:
+        return
+    if append:
+        raise InputError("--append needs a single process; run the command without torchrun")
+    if out is None or file in (None, STDIN):
+        raise InputError(
+            "several processes (torchrun) need an input file and --out; give both, or run the "
+            "command without torchrun"
+        )
 
 
 def _check_input(model: Path, file: str | None) -> None:
@@ -249,8 +268,12 @@ def _check_input(model: Path, file: str | None) -> None:
     check_readable(file)
 
 
-def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
+def _check_model_and_output(
+    model: Path, out: Path | None, settings: "VectorSettings", *, append: bool
+) -> Path:
     """Return the path of the model to load; raise an error if it or ``out`` cannot be used."""
+    if append and (out is None or out.suffix != ".index"):
+        raise InputError("--append adds lines to an index; name it with --out NAME.index")
     if out is None:
         return find_embedding_model(model)
     from bertsmith.bundle.directory import locate_embedding_model
@@ -259,8 +282,9 @@ def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSett
         raise InputError(f"{out}: expected a name that ends in {', '.join(_NEXT_STEPS)}")
     if settings.pooling == "none" and out.suffix in (".npy", ".index"):
         raise InputError(f"{out}: vectors per token can only be written to .jsonl and .parquet")
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out}: file exists; choose another name, or remove it")
+    if not append and (out.exists() or out.is_symlink()):
+        advice = "add the lines to it with --append, " if out.suffix == ".index" else ""
+        raise InputError(f"{out}: file exists; {advice}choose another name, or remove it")
     # The output stores the model's path, so a temporary copy of a checkpoint is not enough.
     locate_embedding_model(model)
     return model
@@ -402,6 +426,7 @@ def _write_vectors(
     batch_tokens: int | None,
     processes: "ProcessGroup",
     *,
+    append: bool,
     as_json: bool,
 ) -> None:
     """Write the vectors to a file; log the file and a next step. Print a summary if ``as_json``."""
@@ -413,6 +438,7 @@ def _write_vectors(
             texts.lines,
             out,
             settings,
+            append=append,
             columns=texts.columns,
             total=texts.total,
             batch_tokens=batch_tokens,
@@ -424,7 +450,7 @@ def _write_vectors(
         if num_saved:
             saved = count_noun(num_saved, f"{texts.unit} is saved", f"{texts.unit}s are saved")
             log(f"stopped; {saved}; run the same command again to continue")
-        elif out.exists():
+        elif out.exists() and not append:
             log(f"stopped; {out} is complete")
         else:
             log("stopped; nothing was saved")
@@ -436,6 +462,7 @@ def _write_vectors(
             {
                 "out": str(out),
                 "num_lines": summary.num_lines,
+                "num_added": summary.num_added,
                 "width": summary.width,
                 "num_truncated": summary.num_truncated,
                 "unknown_share": summary.unknown_share,
@@ -443,6 +470,8 @@ def _write_vectors(
         )
     _log_num_truncated(summary.num_truncated, embedder)
     unit = "token" if settings.pooling == "none" else texts.unit
+    if append:
+        log(f"added {count_noun(summary.num_added, texts.unit)} to {out}")
     log(
         f"wrote {out}: {summary.num_lines:,} {texts.unit}s, one vector of {summary.width:,} "
         f"numbers per {unit}"

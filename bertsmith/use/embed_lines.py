@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -22,15 +22,24 @@ from bertsmith.use.embed_state import (
     STATE_FILE,
     RunState,
     convert_write_errors,
+    describe_changed_settings,
+    finish_replacement,
     get_partial_dir,
     hash_lines,
     load_or_create_state,
     lock_partial_dir,
     read_state,
+    replace_output,
     skip_finished_lines,
 )
 from bertsmith.use.nearest_neighbors import import_usearch
-from bertsmith.use.search_index import IndexWriter
+from bertsmith.use.search_index import (
+    MANIFEST_FILE,
+    IndexWriter,
+    copy_index,
+    count_index_lines,
+    read_index_manifest,
+)
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.table_output import import_pyarrow
 from bertsmith.use.vector_settings import VectorSettings
@@ -51,14 +60,16 @@ class EmbeddingSummary:
     Attributes:
         path: The output file.
         num_lines: Number of lines in the file.
+        num_added: How many of the lines this run has added: all, except for an existing index.
         width: Width of the vectors.
-        num_truncated: How many of the lines were truncated.
+        num_truncated: How many of the added lines were truncated.
         unknown_share: Fraction of [UNK] among the tokens that this process embedded, without those
             of earlier, interrupted calls.
     """
 
     path: Path
     num_lines: int
+    num_added: int
     width: int
     num_truncated: int
     unknown_share: float = 0.0
@@ -70,6 +81,7 @@ def embed_lines(
     out: Path | str,
     settings: VectorSettings,
     *,
+    append: bool = False,
     columns: TableColumns | None = None,
     total: int | None = None,
     batch_tokens: int | None = None,
@@ -89,6 +101,8 @@ def embed_lines(
         lines: Texts, or table rows with a text.
         out: A new path that ends in .npy, .jsonl, .parquet, or .index (a directory for search).
         settings: How to compute the vectors.
+        append: Whether to add the lines to an existing index, in a single process. The index is
+            replaced when the lines are embedded.
         columns: Columns of the input table, which .jsonl and .parquet output includes.
         total: Number of lines, if known.
         batch_tokens: Maximum number of tokens per batch.
@@ -97,9 +111,10 @@ def embed_lines(
 
     Raises:
         InputError: The output exists or cannot be written, an unfinished run has other settings or
-            other lines, or there are no lines.
+            other lines, there are no lines, or the index to append to does not exist or has other
+            settings.
     """
-    out = Path(out)
+    out = Path(out).resolve() if append else Path(out)
     progress = progress or NullProgress()
     spec = embedder.resolve_settings(settings)
     vector_settings = _describe_vectors(embedder, settings)
@@ -107,8 +122,15 @@ def embed_lines(
     run_settings = {**vector_settings, "text_column": columns.text_column if columns else None}
     counts = TokenCounts()
     embedder = embedder.with_token_counter(counts)
-    with lock_partial_dir(out) as partial:
-        state = load_or_create_state(partial, run_settings)
+    with lock_partial_dir(out, replaces_output=append) as partial:
+        num_indexed_lines = 0
+        if append:
+            completed = _complete_interrupted_append(out, partial, lines)
+            if completed is not None:
+                return _summarize(out, completed, spec, counts)
+            _check_index_settings(out, vector_settings)
+            num_indexed_lines = count_index_lines(out)
+        state = load_or_create_state(partial, run_settings, num_indexed_lines)
         remaining_lines = iter(lines)
         lines_hash = hashlib.sha256()
         skip_finished_lines(remaining_lines, lines_hash, state, partial)
@@ -123,6 +145,8 @@ def embed_lines(
             processes=processes,
         )
         with convert_write_errors(partial):
+            if append and not state.num_lines:
+                copy_index(out, partial / DATA_FILE)
             with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
                 try:
                     state = _write_chunks(chunks, writer, lines_hash, state, partial)
@@ -131,7 +155,10 @@ def embed_lines(
                 if not state.num_lines:
                     raise InputError("there is no line to embed; expected at least one line")
                 writer.finish(progress)
-            (partial / DATA_FILE).replace(out)
+            if append:
+                replace_output(out, partial, state)
+            else:
+                (partial / DATA_FILE).replace(out)
             try:
                 sync(out.parent)
                 shutil.rmtree(partial)
@@ -139,9 +166,67 @@ def embed_lines(
                 # Also after Ctrl-C, because the output is complete.
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
+    return _summarize(out, state, spec, counts)
+
+
+def _summarize(
+    out: Path, state: RunState, spec: VectorSpec, counts: TokenCounts
+) -> EmbeddingSummary:
     return EmbeddingSummary(
-        out, state.num_lines, spec.width, state.num_truncated, counts.unknown_share
+        out,
+        state.num_indexed_lines + state.num_lines,
+        state.num_lines,
+        spec.width,
+        state.num_truncated,
+        counts.unknown_share,
     )
+
+
+def _check_index_settings(index: Path, vector_settings: Mapping[str, Any]) -> None:
+    """Raise InputError unless the lines of an index were embedded with the same settings.
+
+    Args:
+        index: The index.
+        vector_settings: The model and the settings of the vectors of other lines.
+    """
+    changed = describe_changed_settings(read_index_manifest(index), vector_settings)
+    if changed:
+        raise InputError(
+            f"{index}: its lines were embedded with a different {changed}; use the model and the "
+            f"options with which it was made ({MANIFEST_FILE}), or make a new index"
+        )
+
+
+def _complete_interrupted_append(
+    out: Path, partial: Path, lines: Iterable[str | TextRow]
+) -> RunState | None:
+    """Complete a run that was interrupted while it replaced the index with the added lines.
+
+    Args:
+        out: The index.
+        partial: The directory of the unfinished run.
+        lines: The lines to add, which are not added again.
+
+    Returns:
+        The final state of the interrupted run, None if there is no such run.
+
+    Raises:
+        InputError: The interrupted run added other lines.
+    """
+    state = read_state(partial)
+    if state is None or not state.is_complete:
+        return None
+    with convert_write_errors(partial):
+        finish_replacement(out, partial)
+        lines_hash = hashlib.sha256()
+        hash_lines(lines_hash, lines)
+        shutil.rmtree(partial)
+    if lines_hash.hexdigest() != state.lines_sha256:
+        raise InputError(
+            f"{out}: an interrupted command had already embedded {state.num_lines:,} other lines, "
+            "which are now in the index; run this command again to add its lines"
+        )
+    return state
 
 
 def count_saved_lines(out: Path) -> int:

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -11,11 +11,14 @@ from typing import Any
 
 from bertsmith.compatibility import upgrade_embedding_state
 from bertsmith.errors import InputError
-from bertsmith.files import hold_lock, parse_json, write_json
+from bertsmith.files import hold_lock, parse_json, sync, write_json
+from bertsmith.plurals import count_noun
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.table_output import to_json_line
 
 STATE_FILE, DATA_FILE = "state.json", "data"
+#: The index without the added lines, while it is replaced.
+_PREVIOUS_FILE = "previous"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class RunState:
         lines_sha256: SHA-256 of these lines, in hexadecimal.
         position: Position of the writer after these lines; see ``VectorWriter.commit``.
         num_truncated: How many of these lines were truncated.
+        num_indexed_lines: Number of lines of the index to which the run adds lines, 0 for a new
+            file.
+        is_complete: Whether the index with the added lines is complete, and replaces the other.
     """
 
     settings: dict[str, Any]
@@ -35,6 +41,8 @@ class RunState:
     lines_sha256: str = hashlib.sha256().hexdigest()
     position: int = 0
     num_truncated: int = 0
+    num_indexed_lines: int = 0
+    is_complete: bool = False
 
 
 def get_partial_dir(out: Path) -> Path:
@@ -43,12 +51,16 @@ def get_partial_dir(out: Path) -> Path:
 
 
 @contextmanager
-def lock_partial_dir(out: Path) -> Iterator[Path]:
+def lock_partial_dir(out: Path, *, replaces_output: bool = False) -> Iterator[Path]:
     """Create and lock the directory for unfinished output.
 
     If the block fails before any line is written, the directory is removed.
+
+    Args:
+        out: The output.
+        replaces_output: Whether the output exists and is replaced.
     """
-    if out.exists() or out.is_symlink():
+    if not replaces_output and (out.exists() or out.is_symlink()):
         raise InputError(f"{out}: already exists; choose another name or remove it")
     partial = get_partial_dir(out)
     with convert_write_errors(partial):
@@ -84,6 +96,8 @@ def read_state(partial: Path) -> RunState | None:
     try:
         fields = dict(parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
         state = RunState(**upgrade_embedding_state(fields))
+        if state.is_complete:
+            return state
         # A run that is killed when its output is complete leaves its state. Parts of Parquet are in
         # a directory whose name starts with that of the file.
         has_data = any(partial.glob(f"{DATA_FILE}*"))
@@ -96,11 +110,20 @@ def read_state(partial: Path) -> RunState | None:
         ) from None
 
 
-def load_or_create_state(partial: Path, settings: dict[str, Any]) -> RunState:
+def load_or_create_state(
+    partial: Path, settings: dict[str, Any], num_indexed_lines: int = 0
+) -> RunState:
     """Load the state of an unfinished run, or create the state of a new run.
 
+    Args:
+        partial: The directory of the run.
+        settings: Settings of the run; see ``RunState``.
+        num_indexed_lines: Number of lines of the index to which the run adds lines, 0 for a new
+            file.
+
     Raises:
-        InputError: The directory contains unrelated files, or the run has other settings.
+        InputError: The directory contains unrelated files, the run has other settings, or the index
+            has changed.
     """
     state = read_state(partial)
     if state is None and any(
@@ -109,23 +132,37 @@ def load_or_create_state(partial: Path, settings: dict[str, Any]) -> RunState:
         raise InputError(f"{partial}: this directory contains unrelated files; remove {partial}")
     if state is None or not state.num_lines:
         # Nothing is written yet, so the settings may differ.
+        state = RunState(settings, position=num_indexed_lines, num_indexed_lines=num_indexed_lines)
         with convert_write_errors(partial):
-            write_json(partial / STATE_FILE, asdict(RunState(settings)))
-        return RunState(settings)
+            write_json(partial / STATE_FILE, asdict(state))
+        return state
+    if state.num_indexed_lines != num_indexed_lines:
+        raise InputError(
+            f"{partial}: this unfinished run was started with an index of "
+            f"{count_noun(state.num_indexed_lines, 'line')}, but now it has "
+            f"{num_indexed_lines:,}; remove {partial}"
+        )
     # Version 0.2 did not store the column.
     old_settings = {"text_column": settings["text_column"], **state.settings}
-    changed = [
-        name
-        for name, value in settings.items()
-        if name != "model_path" and old_settings.get(name) != value
-    ]
+    changed = describe_changed_settings(old_settings, settings)
     if changed:
-        names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in changed)
         raise InputError(
-            f"{partial}: this unfinished run was started with a different {names}; use the same "
+            f"{partial}: this unfinished run was started with a different {changed}; use the same "
             f"values, or remove {partial}"
         )
     return replace(state, settings=settings)
+
+
+def describe_changed_settings(
+    recorded_settings: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str:
+    """Return the names of settings that differ, for a message; the model may have been moved."""
+    names = {"model_sha256": "model", "fast": "value of --fast"}
+    return ", ".join(
+        names.get(name, name.replace("_", " "))
+        for name, value in settings.items()
+        if name != "model_path" and recorded_settings.get(name) != value
+    )
 
 
 @contextmanager
@@ -164,3 +201,26 @@ def skip_finished_lines(
             f"{partial}: the first {state.num_lines:,} lines differ from those already embedded; "
             f"give the same file, or remove {partial}"
         )
+
+
+def replace_output(out: Path, partial: Path, state: RunState) -> None:
+    """Replace the index to which a run has added lines; a killed call is continued by the next run.
+
+    Args:
+        out: The index.
+        partial: The directory of the run, with the new index.
+        state: The state of the run after all lines.
+    """
+    write_json(partial / STATE_FILE, asdict(replace(state, is_complete=True)))
+    finish_replacement(out, partial)
+
+
+def finish_replacement(out: Path, partial: Path) -> None:
+    """Continue a replacement; see ``replace_output``."""
+    new, previous = partial / DATA_FILE, partial / _PREVIOUS_FILE
+    if new.exists():
+        if out.exists():
+            out.replace(previous)
+        new.replace(out)
+        sync(out.parent)
+    shutil.rmtree(previous, ignore_errors=True)

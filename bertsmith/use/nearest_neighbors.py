@@ -69,15 +69,21 @@ def create_damaged_index_error(path: Path, problem: str) -> InputError:
 def build_graph(folder: Path, progress: Progress) -> None:
     """Build the HNSW graph of the vectors in a directory, and write it to this directory.
 
-    If vectors are equal in the graph, their rows are written too.
+    If the directory has a graph of the first vectors, the other vectors are added to it. If vectors
+    are equal in the graph, their rows are written too.
     """
     vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
-    graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
-    progress.start("indexing", len(vectors), "vectors")
     duplicates = _find_duplicates(vectors)
     is_first = np.ones(len(vectors), bool)
     is_first[duplicates[1]] = False
-    for start in range(0, len(vectors), _ROWS_PER_CHUNK):
+    graph = _load_partial_graph(folder / GRAPH_FILE, np.flatnonzero(is_first))
+    num_finished = 0
+    if graph is None:
+        graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
+    elif len(graph):
+        num_finished = int(np.flatnonzero(is_first)[len(graph) - 1]) + 1
+    progress.start("indexing", len(vectors), "vectors", num_finished)
+    for start in range(num_finished, len(vectors), _ROWS_PER_CHUNK):
         chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
         chunk_is_first = is_first[start : start + len(chunk)]
         graph.add(start + np.flatnonzero(chunk_is_first), _normalize(chunk[chunk_is_first]))
@@ -87,6 +93,23 @@ def build_graph(folder: Path, progress: Progress) -> None:
     if duplicates.size:
         np.save(folder / DUPLICATES_FILE, duplicates)
     _save_graph(graph, folder / GRAPH_FILE)
+
+
+def _load_partial_graph(path: Path, rows: NDArray[np.int64]) -> Any:
+    """Load the graph of the first vectors; return None if there is none, or it has other vectors.
+
+    Args:
+        path: The file of the graph.
+        rows: The rows of all vectors of the complete graph, int64 [m], in ascending order.
+    """
+    try:
+        graph = import_usearch().Index.restore(str(path))
+    except (ValueError, RuntimeError, OSError):
+        return None
+    # ``restore`` returns None if there is no file.
+    if graph is None or not np.array_equal(np.sort(np.asarray(graph.keys)), rows[: len(graph)]):
+        return None
+    return graph
 
 
 def _find_duplicates(vectors: Floats) -> NDArray[np.int64]:

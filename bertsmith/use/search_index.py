@@ -1,5 +1,6 @@
 """The directory of an index for ``bertsmith search``: its files, reading and writing."""
 
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
     VECTORS_FILE,
     build_graph,
+    memory_map_array,
 )
 from bertsmith.use.table_output import Cells
 from bertsmith.use.vector_settings import VectorSettings
@@ -55,6 +57,19 @@ def read_index_manifest(index: Path) -> dict[str, Any]:
     return manifest
 
 
+def count_index_lines(index: Path) -> int:
+    """Return the number of lines of an index."""
+    return len(memory_map_array(find_index_file(index, OFFSETS_FILE))) - 1
+
+
+def copy_index(index: Path, new: Path) -> None:
+    """Copy the lines, vectors and graph of an index, so that an ``IndexWriter`` can add lines."""
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for name in (LINES_FILE, VECTORS_FILE, GRAPH_FILE):
+        shutil.copyfile(find_index_file(index, name), new / name)
+
+
 def to_index_line(text: str) -> str:
     """Return a text as an index stores it: on one line."""
     return text.replace("\n", " ")
@@ -69,10 +84,13 @@ class IndexWriter:
         Args:
             path: The index directory.
             width: Width of the vectors.
-            position: Number of rows already written.
+            position: Number of rows already written, of this run or of ``copy_index``.
             manifest: The model and the settings of the vectors, with which queries are embedded.
         """
         path.mkdir(exist_ok=True)
+        # Temporary files of a killed run.
+        for file in path.glob(".*.tmp"):
+            file.unlink()
         self._path = path
         self._manifest = manifest
         self._vectors = NpyWriter(path / VECTORS_FILE, width, position, path.parent)

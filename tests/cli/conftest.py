@@ -123,3 +123,11 @@ def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactor
     task = {"text_column": "line", "label_column": "mood", "batch_size": 8}
     finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
     return out
+
+
+@pytest.fixture
+def lines_file(tmp_path: Path) -> Path:
+    """Five lines: the third is too long, the fourth empty, the last without a line break."""
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join([*SENTENCES[:2], "ferry " * 60, "", SENTENCES[2]]), encoding="utf-8")
+    return file

@@ -1,9 +1,8 @@
-"""The commands ``embed``, ``similar`` and ``search``."""
+"""The command ``embed``, and errors of ``similar`` and ``search``."""
 
 import gzip
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,17 +22,8 @@ from bertsmith.use import embed_chunks
 from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
-from bertsmith.use.search import search
 from bertsmith.use.vector_settings import VectorSettings
-from tests.cli.conftest import MAX_SEQLEN, MODEL_WIDTH, SENTENCES, RunCli
-
-
-@pytest.fixture
-def lines_file(tmp_path: Path) -> Path:
-    """Five lines: the third is too long, the fourth empty, the last without a line break."""
-    file = tmp_path / "lines.txt"
-    file.write_text("\n".join([*SENTENCES[:2], "ferry " * 60, "", SENTENCES[2]]), encoding="utf-8")
-    return file
+from tests.cli.conftest import MAX_SEQLEN, MODEL_WIDTH, RunCli
 
 
 def test_embed_without_out_prints_json_lines(
@@ -74,6 +64,7 @@ def test_embed_writes_all_formats(
     summary = {
         "out": str(out),
         "num_lines": 5,
+        "num_added": 5,
         "width": MODEL_WIDTH,
         "num_truncated": 1,
         "unknown_share": 0.0,
@@ -92,7 +83,7 @@ def test_embed_writes_all_formats(
     np.testing.assert_allclose(readers[suffix](), expected, rtol=0, atol=1e-6)
     repeated = run_cli("embed", model, lines_file, "--out", out)
     assert repeated.status == 2
-    assert "file exists; choose another name" in repeated.err
+    assert "choose another name, or remove it" in repeated.err
 
 
 def test_embed_options_equal_those_of_encode(
@@ -304,83 +295,6 @@ def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> N
     assert count_lines(str(tmp_path / "compressed")) is None
     assert count_lines("-") is None
     assert count_lines(str(tmp_path / "nowhere")) is None
-
-
-def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
-    """Each occurrence gets a row with its distances, as text, as JSON and in a plot."""
-    file = tmp_path / "lines.txt"
-    plot = tmp_path / "ferry.png"
-    file.write_text("\n".join([*SENTENCES[:2], "강의 ferry $5 $6"]))
-    completed = run_cli("similar", model, file, "--word", "ferry", "--layer", -2, "--plot", plot)
-    assert completed.status == 0, completed.err
-    assert f"wrote {plot}" in completed.err
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    rows = [row.strip().split("\t") for row in completed.out.splitlines()]
-    assert [row[:2] for row in rows] == [
-        ["1", "The [ferry] crossed the river twice…"],
-        ["2", "…ch the ice had held the [ferry] fast."],
-        ["3", "강의 [ferry] $5 $6"],
-    ]
-    options = ("--word", "ferry", "--layer", -2, "--json")
-    report = json.loads(run_cli("similar", model, *options, stdin=file.read_bytes()).out)
-    # Four decimals are printed.
-    distances = [[float(cell) for cell in row[2:]] for row in rows]
-    np.testing.assert_allclose(distances, report["distances"], rtol=0, atol=6e-5)
-
-
-def test_similar_rejects_or_skips_lines_without_the_word(run_cli: RunCli, model: Path) -> None:
-    """A line without the word is an error; with --skip-invalid, it is skipped and counted."""
-    similar = ("similar", model, "--word", "ferry")
-    completed = run_cli(*similar, stdin=b"ferry\nriver\n")
-    assert completed.status == 2
-    assert "text 2: the word 'ferry' is not in 'river'" in completed.err
-    completed = run_cli(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
-    assert "skipped 1 line without the word 'ferry'" in completed.err
-
-
-def test_similar_prints_extremes_of_many_distances(run_cli: RunCli, model: Path) -> None:
-    """Of many occurrences, only the distances to the nearest and the farthest are printed."""
-    texts = b"the ferry\na ferry\n" * 10
-    completed = run_cli("similar", model, "--word", "ferry", stdin=texts)
-    # The texts "a ferry" have even numbers; rounding decides which of them is the farthest.
-    assert re.fullmatch(
-        r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", completed.out.splitlines()[0]
-    )
-    assert "20 occurrences; --json prints all distances" in completed.err
-
-
-def test_search_prints_the_most_similar_lines(
-    run_cli: RunCli, model: Path, lines_file: Path
-) -> None:
-    """Cosine, line number and line of each hit are printed, as text or with --json."""
-    index = lines_file.with_name("v.index")
-    assert run_cli("embed", model, lines_file, "--out", index).status == 0
-    completed = run_cli("search", index, SENTENCES[1], "--top", 2)
-    assert completed.status == 0, completed.err
-    rows = [row.strip().split("\t") for row in completed.out.splitlines()]
-    assert rows[0] == ["1.0000", "2", SENTENCES[1]]
-    assert len(rows) == 2
-    inspected = run_cli("inspect", index)
-    assert f"index {index}: 5 lines, vectors of {MODEL_WIDTH} numbers" in inspected.out
-    assert re.search("pooling +default of the model", inspected.out)
-    assert f"next: bertsmith search {index}" in inspected.err
-    queries = "\n".join(SENTENCES[:2]).encode()
-    completed = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries)
-    assert [line.strip() for line in completed.out.splitlines()] == [
-        SENTENCES[0],
-        f"1.0000\t1\t{SENTENCES[0]}",
-        SENTENCES[1],
-        f"1.0000\t2\t{SENTENCES[1]}",
-    ]
-    interrupted = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries + b"\n\n")
-    assert interrupted.status == 2
-    assert interrupted.out == completed.out
-    assert "query 3 is empty" in interrupted.err
-    json_lines = run_cli("search", index, *SENTENCES[:2], "--json").out.splitlines()
-    for line, hits in zip(json_lines, search(index, SENTENCES[:2]), strict=True):
-        json_hits = json.loads(line)["hits"]
-        assert [hit["line"] for hit in json_hits] == [hit.line for hit in hits]
-        assert [hit["text"] for hit in json_hits] == [hit.text for hit in hits]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_npy_output_equals_encode(embedder: Embedder, tmp_path: Path) -> None:
     assert summary == EmbeddingSummary(
         path=tmp_path / "new" / "v.npy",
         num_lines=len(LINES),
+        num_added=len(LINES),
         width=WIDTH,
         num_truncated=1,
         unknown_share=unknown_share,
