@@ -191,7 +191,9 @@ def rename_label(label: Label, rename: Callable[[str], str]) -> Label:
 
 
 def _match_labels(label: Label, labels: Sequence[str]) -> Label:
-    """Return a label whose class names are in ``labels``; "1.0" matches the class "1".
+    """Return a label whose class names are in ``labels``.
+
+    "1.0" matches the class "1", and both match "LABEL_1", the default name in transformers.
 
     Raises:
         BadExampleError: There is another class name.
@@ -199,7 +201,8 @@ def _match_labels(label: Label, labels: Sequence[str]) -> Label:
 
     def match(name: str) -> str:
         integer = drop_zero_decimals(name)
-        return integer if name not in labels and integer in labels else name
+        names = (name, integer, f"LABEL_{integer}")
+        return next((candidate for candidate in names if candidate in labels), name)
 
     matched = rename_label(label, match)
     if isinstance(matched, float):

@@ -226,6 +226,21 @@ def test_integers_with_decimals_in_text_are_integers(
     assert [example.label for example in examples] == expected
 
 
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_number_matches_the_default_label_of_transformers(tmp_path: Path, kind: TaskKind) -> None:
+    """Without names, class 1 of transformers is called LABEL_1; other numbers are unknown."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\nred,1\ngreen,0.0\nblue,LABEL_1\n")
+    examples, _ = read_examples(file, TaskSettings(kind=kind), labels=["LABEL_0", "LABEL_1"])
+    expected: list[Any] = ["LABEL_1", "LABEL_0", "LABEL_1"]
+    if kind == "multi":
+        expected = [{label} for label in expected]
+    assert [example.label for example in examples] == expected
+    file.write_text("text,label\nred,2\n")
+    with pytest.raises(TaskError, match="an unknown label: '2'; known labels are 'LABEL_0'"):
+        read_examples(file, TaskSettings(kind=kind), labels=["LABEL_0", "LABEL_1"])
+
+
 def test_integer_with_decimals_matches_a_known_label(tmp_path: Path) -> None:
     """1.0 is the known label 1, unless 1.0 is a label itself."""
     file = tmp_path / "a.csv"
