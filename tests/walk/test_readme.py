@@ -38,9 +38,9 @@ REDUCED_BUDGETS = {
 }
 REFERENCE_COMMANDS = ["fill", "fill"]
 PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
-CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
+CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "finetune", "evaluate", "predict"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
-VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
+VECTOR_COMMANDS = ["embed", "similar", "embed", "search", "embed"]
 EVALUATION_COMMANDS = ["evaluate", "evaluate", "evaluate", "score", "score"]
 #: Size of a corpus that is large enough for sentence pairs and a validation split.
 MIN_CORPUS_CHARACTERS = 400_000
@@ -95,6 +95,18 @@ def write_reviews(folder: Path) -> None:
         rows.append(f"a {adjective} thing {number},{mood}")
     for name in ("reviews.csv", "more-reviews.csv"):
         (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
+
+
+def write_comments(folder: Path) -> None:
+    """Write two tables of comments with a column of 0 and 1 for each label."""
+    labels = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
+    rows = []
+    for number in range(NUM_REVIEWS):
+        flags = [int(number % (index + 2) == 0) for index in range(len(labels))]
+        rows.append(f"a thing of number {number},{','.join(map(str, flags))}")
+    for name in ("train.csv", "validation.csv"):
+        lines = [f"comment_text,{','.join(labels)}", *rows]
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_minimal_pairs(folder: Path) -> None:
@@ -260,14 +272,16 @@ def test_commands_work_in_order(
     assert all(json.loads(line) for line in filled.splitlines())
 
     write_reviews(tmp_path)
+    write_comments(tmp_path)
     outputs = [run(command) for command in classifier]
     table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
     assert table[0] == "review,mood,label,probability"
     assert len(table) == 1 + NUM_REVIEWS
-    label, probability, text = outputs[-2].rstrip("\n").split("\t")
+    label, probability, text = outputs[2].rstrip("\n").split("\t")
     assert label in {"good", "bad"}
     assert text == "a fine piece of work"
     assert 0.5 <= float(probability) <= 1
+    assert "identity_hate" in outputs[4]
 
     write_task_data(tmp_path)
     outputs = [run(command) for command in tasks]
@@ -276,9 +290,11 @@ def test_commands_work_in_order(
 
     (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
     (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
+    (tmp_path / "more-lines.txt").write_text("a short list\n")
     outputs = [run(command) for command in vectors]
     assert len(np.load(tmp_path / "vectors.npy")) == 3
     assert "the name of a file" in outputs[3].splitlines()[0]
+    assert len(np.load(tmp_path / "lines.index" / "vectors.npy")) == 4
 
     write_minimal_pairs(tmp_path)
     outputs = [run(command) for command in evaluation]
