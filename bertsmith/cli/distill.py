@@ -20,6 +20,7 @@ from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive, parse_numbers
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.cli.task_options import LabelColumns, parse_columns
 
 
 @app.command(
@@ -91,6 +92,7 @@ def distill(
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    label_columns: LabelColumns = None,
     score: Annotated[
         str | None,
         typer.Option(help="embedding: the column of the similarity of two texts, for --dev."),
@@ -180,6 +182,7 @@ def distill(
         "layers": layers, "size": size,
         "student_layers": parse_numbers("--student-layers", student_layers, int),
         "objective": objective, "text_column": text, "pair_column": pair, "label_column": label,
+        "label_columns": parse_columns("--label-columns", label_columns),
         "score_column": score, "projection": projection,
         "teacher_layer": teacher_layer, "relation_heads": relation_heads,
         "temperature": temperature, "hard_weight": hard_weight,

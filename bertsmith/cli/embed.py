@@ -446,7 +446,7 @@ def _write_vectors(
             processes=processes,
         )
     except (KeyboardInterrupt, Terminated) as error:
-        num_saved = count_saved_lines(out)
+        num_saved = count_saved_lines(out.resolve() if append else out)
         if num_saved:
             saved = count_noun(num_saved, f"{texts.unit} is saved", f"{texts.unit}s are saved")
             log(f"stopped; {saved}; run the same command again to continue")

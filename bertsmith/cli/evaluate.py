@@ -22,7 +22,7 @@ from bertsmith.cli.model_options import (
     load_fine_tuned_model,
 )
 from bertsmith.cli.ranking_evaluation import evaluate_reranking, evaluate_vectors
-from bertsmith.cli.task_options import LabelColumns, LabelThreshold, NullThreshold
+from bertsmith.cli.task_options import LabelColumns, LabelThreshold, NullThreshold, parse_columns
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError, SettingsError
 from bertsmith.files import describe_missing_path
@@ -174,7 +174,7 @@ def evaluate(
     common: dict[str, Any] = {"device": device, "fast": fast, "as_json": as_json}
     other_options = {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
     table_columns = drop_missing(
-        {**columns, "score": score, "negatives": negatives.split(",") if negatives else None}
+        {**columns, "score": score, "negatives": parse_columns("--negatives", negatives)}
     )
     if embeddings is not None:
         unused = {**labeled_data_options, **other_options, "--reranking": reranking}
@@ -211,7 +211,7 @@ def evaluate(
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
     task_options = drop_missing({
         **{f"{name}_column": value for name, value in columns.items()}, **reading,
-        "label_columns": label_columns.split(",") if label_columns else None,
+        "label_columns": parse_columns("--label-columns", label_columns),
         "label_threshold": threshold, "null_threshold": null_threshold, "metrics": metric or None,
     })  # fmt: skip
     _evaluate_labeled_data(model, data, task_options, assignments or [], **common)

@@ -20,7 +20,7 @@ from bertsmith.cli.hints import format_predict_command
 from bertsmith.cli.launcher import check_single_process, report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
-from bertsmith.cli.task_options import LabelColumns
+from bertsmith.cli.task_options import LabelColumns, parse_columns
 from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
 from bertsmith.settings import read_stored_settings
@@ -192,8 +192,8 @@ def finetune(
     """
     settings = {
         "text_column": text, "pair_column": pair, "label_column": label, "kind": kind,
-        "label_columns": label_columns.split(",") if label_columns else None,
-        "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
+        "label_columns": parse_columns("--label-columns", label_columns),
+        "ending_columns": parse_columns("--endings", endings), "metrics": metric or None,
     }  # fmt: skip
     values = build_values(
         "task", settings,

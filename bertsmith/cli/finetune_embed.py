@@ -22,6 +22,7 @@ from bertsmith.cli.finetune import (
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive, parse_numbers
+from bertsmith.cli.task_options import parse_columns
 
 
 @group.command(
@@ -138,7 +139,7 @@ def embed(
     """
     columns = {
         "text": text, "pair": pair, "score": score, "label": label,
-        "negatives": negatives.split(",") if negatives else None,
+        "negatives": parse_columns("--negatives", negatives),
     }  # fmt: skip
     settings: dict[str, Any] = {
         "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,

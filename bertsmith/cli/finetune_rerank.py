@@ -23,6 +23,7 @@ from bertsmith.cli.finetune import (
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+from bertsmith.cli.task_options import parse_columns
 
 
 @group.command(
@@ -123,7 +124,7 @@ def rerank(
     """
     columns = {
         "text": text, "pair": pair, "score": score,
-        "negatives": negatives.split(",") if negatives else None,
+        "negatives": parse_columns("--negatives", negatives),
     }  # fmt: skip
     settings: dict[str, Any] = {
         "columns": drop_missing(columns) or None,

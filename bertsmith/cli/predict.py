@@ -26,7 +26,7 @@ from bertsmith.cli.model_options import (
     load_fine_tuned_model,
     open_input,
 )
-from bertsmith.cli.task_options import LabelThreshold, NullThreshold
+from bertsmith.cli.task_options import LabelThreshold, NullThreshold, parse_columns
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
@@ -138,7 +138,7 @@ def predict(
     columns = {
         "text_column": text,
         "pair_column": pair,
-        "ending_columns": endings.split(",") if endings else None,
+        "ending_columns": parse_columns("--endings", endings),
     }
     table_options = {
         "--text": text,

@@ -4,6 +4,33 @@ from typing import Annotated
 
 import typer
 
+from bertsmith.errors import SettingsError
+
+
+def parse_columns(option: str, value: str | None) -> list[str] | None:
+    """Return the column names of an option, separated by commas; None without a value.
+
+    Raises:
+        SettingsError: A name is empty.
+    """
+    if value is None:
+        return None
+    names = [name.strip() for name in value.split(",")]
+    if not all(names):
+        raise SettingsError(
+            f"{option} {value!r}: a column name is empty; give names separated by commas, such as "
+            "a,b"
+        )
+    return names
+
+
+def _check_threshold(value: float | None) -> float | None:
+    """Return a threshold; raise an error unless it is between 0 and 1."""
+    if value is not None and not 0 < value < 1:
+        raise typer.BadParameter(f"{value:g} is not between 0 and 1; expected a number such as 0.3")
+    return value
+
+
 LabelColumns = Annotated[
     str | None,
     typer.Option(
@@ -15,6 +42,7 @@ LabelThreshold = Annotated[
     float | None,
     typer.Option(
         "--threshold",
+        callback=_check_threshold,
         help="Several labels per text: predict a label if its probability is higher than this. "
         "Default: as in fine-tuning (0.5).",
     ),

@@ -254,8 +254,8 @@ def _measure_task_model(
     task = resolve_task(settings.distill, bundle)
     task = task.model_copy(update={"max_seqlen": settings.distill.max_seqlen})
     file = Path(next(iter(task.validation_files.values())))
-    columns = ("text_column", "pair_column", "label_column", "header", "delimiter", "encoding")
-    names = (*columns, "max_seqlen", "skip_invalid", "metrics")
+    columns = ("text_column", "pair_column", "label_column", "label_columns", "label_separator")
+    names = (*columns, "header", "delimiter", "encoding", "max_seqlen", "skip_invalid", "metrics")
     changes = {name: getattr(task, name) for name in names}
     bundle = set_up_model(bundle, fast=fast)
     metrics = evaluate(bundle, file, changes=changes)

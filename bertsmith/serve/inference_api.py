@@ -36,7 +36,8 @@ _PARAMETERS: Final[dict[str, frozenset[str]]] = {
     "fill": frozenset({"top_k"}),
     "tag": frozenset({"aggregation_strategy"}),
 }
-_TEXTS: Final = TypeAdapter(str | list[str])
+_TEXT: Final = TypeAdapter(str)
+_TEXTS: Final = TypeAdapter(Annotated[list[str], Field(min_length=1)])
 _TOP: Final = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_TOP), NOT_BOOLEAN])
 
 
@@ -144,8 +145,10 @@ class InferenceRoutes:
 
     def _parse_texts(self, inputs: Any) -> list[str]:
         """Return the texts of a request, which has one text or a list of texts."""
-        texts: list[str] = as_list(parse("inputs", _TEXTS, inputs))
-        check_limit("texts", len(texts), self._service.settings.max_texts)
+        if not isinstance(inputs, list):
+            return [parse("inputs", _TEXT, inputs)]
+        check_limit("texts", len(inputs), self._service.settings.max_texts)
+        texts: list[str] = parse("inputs", _TEXTS, inputs)
         return texts
 
 
@@ -185,7 +188,7 @@ def choose_task(model: ServedModel, inputs: Any, parameters: Mapping[str, Any]) 
     # A text without [MASK] is an error if a parameter says that tokens are to be predicted.
     has_top = parameters.get("top_k") is not None
     texts = [text for text in as_list(inputs) if isinstance(text, str)]
-    needs_fill = bool(texts) and (has_top or all(MASK_TOKEN in text for text in texts))
+    needs_fill = bool(texts) and (has_top or any(MASK_TOKEN in text for text in texts))
     return "fill" if needs_fill and "fill" in model.tasks else "embed"
 
 

@@ -38,8 +38,11 @@ _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("window_stride", "window_overlap", "max_question_length", "max_answer_length",
                      "null_threshold"), ("answer",)),
 }  # fmt: skip
-#: Fields of ``TaskSettings`` that only the kind "multi" uses.
-_MULTI_LABEL_FIELDS = ("label_columns", "label_separator", "label_threshold")
+#: Fields of ``TaskSettings`` that only the kind "multi" uses, with their options.
+_MULTI_LABEL_FIELDS = {
+    "label_columns": " (--label-columns)", "label_separator": "",
+    "label_threshold": " (--threshold)",
+}  # fmt: skip
 
 
 def get_family_name(kind: TaskKind) -> str:
@@ -68,13 +71,18 @@ def reject_unused_fields(
     """
     family = get_family_name(kind)
     for name, value in user_settings.items():
+        if value == TaskSettings.model_fields[name].get_default(call_default_factory=True):
+            continue
         families = _FAMILIES_USING_FIELD.get(name, (family,))
-        if family not in families and value != TaskSettings.model_fields[name].default:
+        if family not in families:
             raise SettingsError(
                 f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
         if name in _MULTI_LABEL_FIELDS and kind != "multi":
-            raise SettingsError(f"task.{name}: not used by the kind {kind!r}, only by multi")
+            raise SettingsError(
+                f"task.{name}{_MULTI_LABEL_FIELDS[name]}: only for several labels per text (the "
+                f"kind 'multi'), but the kind is {kind!r}; remove it"
+            )
     if user_settings.get("label_column") and user_settings.get("label_columns"):
         raise SettingsError(
             "task.label_column (--label) and task.label_columns (--label-columns) both name the "

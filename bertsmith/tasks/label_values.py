@@ -18,6 +18,8 @@ _MAX_LISTED_LABELS = 20
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 #: The largest score: targets are 32-bit numbers.
 _MAX_SCORE = float(np.finfo(np.float32).max)
+#: The options that name the columns, for errors.
+_COLUMNS_OPTION = "--label-columns, or the column of all labels with --label"
 #: Text of a cell in lower case -> whether the label of the column applies.
 _INDICATORS = {"0": False, "1": True, "false": False, "true": True}
 
@@ -48,7 +50,7 @@ def _parse_indicators(row: Row, columns: Sequence[str]) -> frozenset[str]:
     return frozenset(
         column
         for column in columns
-        if _parse_indicator(get_cell(row, column, "--label-columns"), column)
+        if _parse_indicator(get_cell(row, column, _COLUMNS_OPTION), column)
     )
 
 

@@ -38,6 +38,7 @@ from bertsmith.use.search_index import (
     IndexWriter,
     copy_index,
     count_index_lines,
+    hash_index_lines,
     read_index_manifest,
 )
 from bertsmith.use.table_input import TextRow
@@ -123,14 +124,14 @@ def embed_lines(
     counts = TokenCounts()
     embedder = embedder.with_token_counter(counts)
     with lock_partial_dir(out, replaces_output=append) as partial:
-        num_indexed_lines = 0
+        num_indexed_lines, index_sha256 = 0, ""
         if append:
             completed = _complete_interrupted_append(out, partial, lines)
             if completed is not None:
                 return _summarize(out, completed, spec, counts)
             _check_index_settings(out, vector_settings)
-            num_indexed_lines = count_index_lines(out)
-        state = load_or_create_state(partial, run_settings, num_indexed_lines)
+            num_indexed_lines, index_sha256 = count_index_lines(out), hash_index_lines(out)
+        state = load_or_create_state(partial, run_settings, num_indexed_lines, index_sha256)
         remaining_lines = iter(lines)
         lines_hash = hashlib.sha256()
         skip_finished_lines(remaining_lines, lines_hash, state, partial)
@@ -208,7 +209,8 @@ def _complete_interrupted_append(
         lines: The lines to add, which are not added again.
 
     Returns:
-        The final state of the interrupted run, None if there is no such run.
+        The final state of the interrupted run, None if there is no such run, or its index was
+        removed.
 
     Raises:
         InputError: The interrupted run added other lines.
@@ -218,6 +220,9 @@ def _complete_interrupted_append(
         return None
     with convert_write_errors(partial):
         finish_replacement(out, partial)
+        if not out.exists():
+            (partial / STATE_FILE).unlink()
+            return None
         lines_hash = hashlib.sha256()
         hash_lines(lines_hash, lines)
         shutil.rmtree(partial)

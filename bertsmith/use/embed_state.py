@@ -12,7 +12,6 @@ from typing import Any
 from bertsmith.compatibility import upgrade_embedding_state
 from bertsmith.errors import InputError
 from bertsmith.files import hold_lock, parse_json, sync, write_json
-from bertsmith.plurals import count_noun
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.table_output import to_json_line
 
@@ -33,6 +32,7 @@ class RunState:
         num_truncated: How many of these lines were truncated.
         num_indexed_lines: Number of lines of the index to which the run adds lines, 0 for a new
             file.
+        index_sha256: SHA-256 of these lines, in hexadecimal; "" for a new file.
         is_complete: Whether the index with the added lines is complete, and replaces the other.
     """
 
@@ -42,6 +42,7 @@ class RunState:
     position: int = 0
     num_truncated: int = 0
     num_indexed_lines: int = 0
+    index_sha256: str = ""
     is_complete: bool = False
 
 
@@ -111,15 +112,16 @@ def read_state(partial: Path) -> RunState | None:
 
 
 def load_or_create_state(
-    partial: Path, settings: dict[str, Any], num_indexed_lines: int = 0
+    partial: Path, settings: dict[str, Any], num_indexed_lines: int = 0, index_sha256: str = ""
 ) -> RunState:
     """Load the state of an unfinished run, or create the state of a new run.
 
     Args:
         partial: The directory of the run.
         settings: Settings of the run; see ``RunState``.
-        num_indexed_lines: Number of lines of the index to which the run adds lines, 0 for a new
-            file.
+        num_indexed_lines: Number of lines of the index to which the run adds lines; see
+            ``RunState``.
+        index_sha256: Hash of these lines.
 
     Raises:
         InputError: The directory contains unrelated files, the run has other settings, or the index
@@ -132,15 +134,18 @@ def load_or_create_state(
         raise InputError(f"{partial}: this directory contains unrelated files; remove {partial}")
     if state is None or not state.num_lines:
         # Nothing is written yet, so the settings may differ.
-        state = RunState(settings, position=num_indexed_lines, num_indexed_lines=num_indexed_lines)
+        state = RunState(
+            settings,
+            position=num_indexed_lines,
+            num_indexed_lines=num_indexed_lines,
+            index_sha256=index_sha256,
+        )
         with convert_write_errors(partial):
             write_json(partial / STATE_FILE, asdict(state))
         return state
-    if state.num_indexed_lines != num_indexed_lines:
+    if state.index_sha256 != index_sha256:
         raise InputError(
-            f"{partial}: this unfinished run was started with an index of "
-            f"{count_noun(state.num_indexed_lines, 'line')}, but now it has "
-            f"{num_indexed_lines:,}; remove {partial}"
+            f"{partial}: the index has changed since this unfinished run started; remove {partial}"
         )
     # Version 0.2 did not store the column.
     old_settings = {"text_column": settings["text_column"], **state.settings}

@@ -69,19 +69,21 @@ def create_damaged_index_error(path: Path, problem: str) -> InputError:
 def build_graph(folder: Path, progress: Progress) -> None:
     """Build the HNSW graph of the vectors in a directory, and write it to this directory.
 
-    If the directory has a graph of the first vectors, the other vectors are added to it. If vectors
-    are equal in the graph, their rows are written too.
+    If the directory has a graph of the first vectors, the other vectors are added to it. A graph of
+    other vectors must be removed before. If vectors are equal in the graph, their rows are written
+    too.
     """
     vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
     duplicates = _find_duplicates(vectors)
     is_first = np.ones(len(vectors), bool)
     is_first[duplicates[1]] = False
-    graph = _load_partial_graph(folder / GRAPH_FILE, np.flatnonzero(is_first))
+    rows = np.flatnonzero(is_first)
+    graph = _load_partial_graph(folder / GRAPH_FILE, rows, vectors.shape[1])
     num_finished = 0
     if graph is None:
         graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
     elif len(graph):
-        num_finished = int(np.flatnonzero(is_first)[len(graph) - 1]) + 1
+        num_finished = int(rows[len(graph) - 1]) + 1
     progress.start("indexing", len(vectors), "vectors", num_finished)
     for start in range(num_finished, len(vectors), _ROWS_PER_CHUNK):
         chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
@@ -95,21 +97,23 @@ def build_graph(folder: Path, progress: Progress) -> None:
     _save_graph(graph, folder / GRAPH_FILE)
 
 
-def _load_partial_graph(path: Path, rows: NDArray[np.int64]) -> Any:
-    """Load the graph of the first vectors; return None if there is none, or it has other vectors.
+def _load_partial_graph(path: Path, rows: NDArray[np.int64], width: int) -> Any:
+    """Load a graph of the first vectors; return None if there is none, or it has other rows.
 
     Args:
         path: The file of the graph.
         rows: The rows of all vectors of the complete graph, int64 [m], in ascending order.
+        width: Width of the vectors.
     """
     try:
         graph = import_usearch().Index.restore(str(path))
     except (ValueError, RuntimeError, OSError):
         return None
     # ``restore`` returns None if there is no file.
-    if graph is None or not np.array_equal(np.sort(np.asarray(graph.keys)), rows[: len(graph)]):
+    if graph is None or graph.ndim != width:
         return None
-    return graph
+    has_first_rows = np.array_equal(np.sort(np.asarray(graph.keys)), rows[: len(graph)])
+    return graph if has_first_rows else None
 
 
 def _find_duplicates(vectors: Floats) -> NDArray[np.int64]:
@@ -163,12 +167,12 @@ class VectorIndex:
 
     def __init__(self, folder: Path) -> None:
         """Open a directory with vectors and the graph that ``build_graph`` wrote."""
+        # All files are opened at once, because lines may be added to the index later.
         self.vectors: Floats = memory_map_array(folder / VECTORS_FILE)
-        self._graph_path = folder / GRAPH_FILE
-        self._graph: Any = None
         self._duplicates = np.empty((2, 0), np.int64)
         if (folder / DUPLICATES_FILE).exists():
             self._duplicates = memory_map_array(folder / DUPLICATES_FILE)
+        self._graph = self._load_graph(folder / GRAPH_FILE)
 
     def search(self, query: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
         """Find the vectors with the highest cosine similarity to a query.
@@ -193,8 +197,6 @@ class VectorIndex:
 
     def _search_graph(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
         """Return the rows with the highest similarities among the candidates from the graph."""
-        if self._graph is None:
-            self._graph = self._load_graph()
         num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
         candidates = self._graph.search(unit_query, num_candidates).keys.astype(np.int64)
@@ -208,20 +210,24 @@ class VectorIndex:
                 break
         return np.asarray(rows, np.int64)
 
-    def _load_graph(self) -> Any:
+    def _load_graph(self, path: Path) -> Any:
         """Memory-map the graph.
 
         Raises:
             InputError: The graph cannot be read, or rows are missing in the index.
         """
         try:
-            graph = import_usearch().Index.restore(str(self._graph_path), view=True)
+            graph = import_usearch().Index.restore(str(path), view=True)
         except (ValueError, RuntimeError, OSError) as error:
-            raise create_damaged_index_error(self._graph_path, str(error)) from None
+            raise create_damaged_index_error(path, str(error)) from None
         num_missing = len(self.vectors) - len(graph) - self._duplicates.shape[1]
         if num_missing > 0:
             problem = f"{num_missing:,} vectors are neither in the graph nor in this file"
-            raise create_damaged_index_error(self._graph_path.with_name(DUPLICATES_FILE), problem)
+            raise create_damaged_index_error(path.with_name(DUPLICATES_FILE), problem)
+        if num_missing < 0:
+            raise InputError(
+                f"{path.parent}: the index was replaced while it was opened; open it again"
+            )
         return graph
 
     def _get_duplicates(self, row: int, limit: int) -> list[int]:

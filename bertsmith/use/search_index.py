@@ -1,5 +1,6 @@
 """The directory of an index for ``bertsmith search``: its files, reading and writing."""
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,6 +63,12 @@ def count_index_lines(index: Path) -> int:
     return len(memory_map_array(find_index_file(index, OFFSETS_FILE))) - 1
 
 
+def hash_index_lines(index: Path) -> str:
+    """Return the SHA-256 of the lines of an index, in hexadecimal."""
+    with (index / LINES_FILE).open("rb") as lines:
+        return hashlib.file_digest(lines, "sha256").hexdigest()
+
+
 def copy_index(index: Path, new: Path) -> None:
     """Copy the lines, vectors and graph of an index, so that an ``IndexWriter`` can add lines."""
     shutil.rmtree(new, ignore_errors=True)
@@ -87,6 +94,9 @@ class IndexWriter:
             position: Number of rows already written, of this run or of ``copy_index``.
             manifest: The model and the settings of the vectors, with which queries are embedded.
         """
+        if not position:
+            # The copy of an index from a killed run.
+            shutil.rmtree(path, ignore_errors=True)
         path.mkdir(exist_ok=True)
         # Temporary files of a killed run.
         for file in path.glob(".*.tmp"):

@@ -300,7 +300,7 @@ def test_multi_label_predictions_are_sorted_by_probability(
     assert table.out.splitlines()[1] == "an anvil,c|a|b,0.880797|0.731059|0.268941"
     invalid = run_cli("predict", tmp_path / "m", "an anvil", "--threshold", "1")
     assert (invalid.status, invalid.out) == (2, "")
-    assert "label_threshold" in invalid.err
+    assert "'--threshold': 1 is not between 0 and 1" in invalid.err
 
 
 def test_threshold_needs_a_model_with_several_labels(run_cli: RunCli, classifier: Path) -> None:

@@ -370,6 +370,16 @@ def test_inference_api_accepts_lists(models: list[ServedModel]) -> None:
             excess = server.post("/", {"inputs": inputs + inputs})
             assert excess.status_code == 422
             assert "the limit is 2 texts per request, got 4" in excess.text
+            empty = server.post("/", {"inputs": []})
+            assert empty.status_code == 422
+            assert "expected at least 1 item, found 0" in empty.text
+
+
+def test_all_texts_of_a_list_need_a_mask(server: RunningServer) -> None:
+    """A list with [MASK] in only some texts gives an error that names the text without it."""
+    response = server.post("/", {"inputs": ["the [MASK] was white", "a bridge"]})
+    assert response.status_code == 422
+    assert "text 2: no [MASK] in 'a bridge'" in response.text
 
 
 def assert_same_results(results: Any, expected: Any) -> None:

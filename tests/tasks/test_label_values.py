@@ -91,9 +91,13 @@ def test_separator_of_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("single", {"label_columns": COLUMNS}, "label_columns: not used by the kind 'single'"),
-        ("single", {"label_threshold": 0.3}, "label_threshold: not used by the kind 'single'"),
-        ("entities", {"label_separator": ","}, "label_separator: not used by the kind 'entities'"),
+        (
+            "single",
+            {"label_columns": COLUMNS},
+            r"\(--label-columns\): .* is 'single'; remove",
+        ),
+        ("single", {"label_threshold": 0.3}, r"label_threshold \(--threshold\): .* is 'single'"),
+        ("entities", {"label_separator": ","}, "label_separator: only for several labels per text"),
         (
             "multi",
             {"label_columns": COLUMNS, "label_column": "tags"},

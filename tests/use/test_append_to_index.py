@@ -6,15 +6,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bertsmith.errors import InputError
+from bertsmith.progress import NullProgress
 from bertsmith.use import embed_state
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
-from bertsmith.use.embed_state import get_partial_dir
+from bertsmith.use.embed_state import DATA_FILE, STATE_FILE, RunState, get_partial_dir
 from bertsmith.use.nearest_neighbors import GRAPH_FILE
 from bertsmith.use.search import Searcher
 from bertsmith.use.search_index import MANIFEST_FILE
@@ -67,30 +69,77 @@ def test_appended_index_equals_one_of_all_lines(
     assert read_files(index) == read_files(expected)
     assert [path.name for path in index.parent.iterdir()] == ["lines.index"]
     searcher = Searcher(index)
-    for query, lines in [
-        ("4 hammers", [5]),
-        ("7 anvils", [45]),
-        ("3 hammers", [4, 34]),
-    ]:
+    for query, lines in [("4 hammers", [5]), ("7 anvils", [45]), ("3 hammers", [4, 34])]:
         [results] = searcher.search([query], len(lines))
-        assert [result.line for result in results] == lines
+        # Equal lines of different chunks have vectors that differ by rounding.
+        assert sorted(result.line for result in results) == lines
         assert {result.text for result in results} == {query}
-    # Without the graph of the old lines, the new graph would have only the new ones.
-    graph_rows = {row for row, _ in searcher._vector_index.search(embedder.encode(["x"])[0], 10)}
-    assert len(graph_rows) == 10
 
 
-def test_graph_of_other_vectors_is_rebuilt(embedder: Embedder, index: Path, expected: Path) -> None:
-    """A graph that is damaged, or of another index, is not extended."""
-    for damage in (lambda: (index / GRAPH_FILE).write_bytes(b"damaged"),
-                   lambda: shutil.copy(expected / GRAPH_FILE, index)):  # fmt: skip
-        copy = shutil.copytree(index, index.with_name("copy.index"))
-        damage()
-        embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True)
-        [results] = Searcher(index).search(["7 anvils"], 1)
-        assert (results[0].line, results[0].text) == (45, "7 anvils")
-        shutil.rmtree(index)
-        copy.rename(index)
+class IndexingProgress(NullProgress):
+    """Records the number of finished vectors at the start of indexing."""
+
+    num_finished: float | None = None
+
+    def start(self, description: str, total: float | None, unit: str, initial: float = 0) -> None:
+        """Record the number of finished vectors."""
+        if description == "indexing":
+            self.num_finished = initial
+
+
+def test_graph_of_the_old_lines_is_extended(embedder: Embedder, index: Path) -> None:
+    """Only the vectors of the new lines are added to it."""
+    progress = IndexingProgress()
+    embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True, progress=progress)
+    # The last old line is a new vector of the graph, unlike the two before it.
+    assert progress.num_finished == len(OLD_LINES)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "rows", "width"])
+def test_graph_of_other_vectors_is_rebuilt(
+    embedder: Embedder, index: Path, tmp_path: Path, damage: str
+) -> None:
+    """A graph that is damaged, or has other rows or another width, is not extended."""
+    if damage == "bytes":
+        (index / GRAPH_FILE).write_bytes(b"damaged")
+    else:
+        settings = build_vector_settings(pooling="mean-max") if damage == "width" else SETTINGS
+        other_lines = OLD_LINES if damage == "width" else ["the same line"] * len(OLD_LINES)
+        other = embed_lines(
+            embedder, [*other_lines, "another"], tmp_path / "b.index", settings
+        ).path
+        shutil.copy(other / GRAPH_FILE, index)
+    progress = IndexingProgress()
+    embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True, progress=progress)
+    assert progress.num_finished == 0
+    [results] = Searcher(index).search(["7 anvils"], 1)
+    assert (results[0].line, results[0].text) == (45, "7 anvils")
+
+
+def test_open_index_has_the_old_lines(embedder: Embedder, index: Path) -> None:
+    """A searcher that was opened before lines are added finds the old lines."""
+    searcher = Searcher(index)
+    embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True)
+    assert len(searcher) == len(OLD_LINES)
+    [[result]] = searcher.search(["7 hammers"], 1)
+    assert (result.line, result.text) == (8, "7 hammers")
+    assert all(result.line <= len(OLD_LINES) for [result] in searcher.search(NEW_LINES[2:9], 1))
+
+
+def test_copy_of_a_killed_command_is_not_used_for_another_index(
+    embedder: Embedder, index: Path
+) -> None:
+    """The graph of the old lines would have other vectors than the new index."""
+    partial = get_partial_dir(index)
+    shutil.copytree(index, partial / DATA_FILE)
+    (partial / STATE_FILE).write_text(json.dumps(asdict(RunState({}, position=len(OLD_LINES)))))
+    shutil.rmtree(index)
+    new_lines = [f"{number} smiths" for number in range(40)]
+    embed_lines(embedder, new_lines, index, SETTINGS)
+    searcher = Searcher(index)
+    for number in (3, 17, 39):
+        [[result]] = searcher.search([f"{number} smiths"], 1)
+        assert result.line == number + 1
 
 
 def test_interrupted_command_can_be_repeated(
@@ -125,9 +174,10 @@ def test_index_must_not_change_between_interrupted_commands(
         embed_lines(embedder, interrupted_lines(), index, SETTINGS, append=True)
     shutil.rmtree(index)
     partial = get_partial_dir(index)
-    other = embed_lines(embedder, ["one line"], index.with_name("other.index"), SETTINGS).path
+    # An index with the same number of lines.
+    other = embed_lines(embedder, OLD_LINES[::-1], index.with_name("other.index"), SETTINGS).path
     other.rename(index)
-    with pytest.raises(InputError, match=r"an index of 35 lines, but now it has 1; remove"):
+    with pytest.raises(InputError, match="the index has changed since this unfinished run"):
         embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True)
     assert partial.exists()
 
@@ -176,6 +226,18 @@ def test_interrupted_replacement_is_completed(
         embed_lines(embedder, ["another line"], other, SETTINGS, append=True)
     assert read_files(other) == read_files(expected)
     assert embed_lines(embedder, ["another line"], other, SETTINGS, append=True).num_lines == 59
+
+
+def test_completed_command_whose_index_was_removed(embedder: Embedder, index: Path) -> None:
+    """The state of a command that was killed at its end does not hide the missing index."""
+    partial = get_partial_dir(index)
+    partial.mkdir()
+    state = RunState({}, num_lines=3, num_indexed_lines=5, is_complete=True)
+    (partial / STATE_FILE).write_text(json.dumps(asdict(state)))
+    shutil.rmtree(index)
+    with pytest.raises(InputError, match="no such directory; create an index"):
+        embed_lines(embedder, NEW_LINES, index, SETTINGS, append=True)
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize(

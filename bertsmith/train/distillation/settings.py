@@ -57,7 +57,7 @@ _OBJECTIVES_USING: Final[dict[str, tuple[ObjectiveName, ...]]] = {
     "projection": ("embedding",),
     "score_column": ("embedding",),
     "max_validation_examples": ("embedding",),
-    "max_train_examples": ("task",),
+    **dict.fromkeys(("max_train_examples", "label_columns"), ("task",)),
     **dict.fromkeys(("temperature", "hard_weight"), ("task", "mlm")),
     "masking_rate": ("mlm",),
     **dict.fromkeys(("teacher_layer", "relation_heads"), ("relations",)),
@@ -112,6 +112,8 @@ class DistillSettings(SettingsTable):
     score_column: Column | None = None
     #: Column of the label; needed for validation and for hard_weight.
     label_column: Column | None = None
+    #: task: a column of 0 and 1 for each label of a teacher with several labels per text.
+    label_columns: list[Column] = Field(default_factory=list)
     #: task: maximum number of training examples, a random subset; None for all.
     max_train_examples: Annotated[int, Field(ge=2)] | None = None
     #: Fraction of the training texts that is held out if there are no validation files.

@@ -78,11 +78,8 @@ def resolve_task(distill: DistillSettings, teacher: FineTunedBundle) -> TaskSett
         files = PUBLIC_TASKS[name].resolve_settings(data)
         if distill.validation_files:
             files["validation_files"] = dict(distill.validation_files)
-    columns = {
-        field: getattr(distill, field)
-        for field in ("text_column", "pair_column", "label_column")
-        if getattr(distill, field) is not None
-    }
+    fields = ("text_column", "pair_column", "label_column", "label_columns")
+    columns = {field: getattr(distill, field) for field in fields if getattr(distill, field)}
     if not columns and teacher.info.get("task") == "rerank":
         columns = _find_reranking_columns(data, distill, teacher)
     # The other settings are those with which the teacher was fine-tuned.

@@ -104,6 +104,7 @@ def read_overrides(
     if config is not None and get_table(settings, "task").get("fingerprint"):
         settings = _drop_computed_values(settings, task, data, config)
         overrides = merge_settings(values or {}, parse_assignments(assignments))
+        settings["task"] = _drop_other_labels(settings["task"], get_table(overrides, "task"))
         # Only one of steps and epochs may be set: a new value of either replaces the file's value.
         if get_table(overrides, "schedule").keys() & {"steps", "epochs"}:
             schedule = get_table(settings, "schedule")
@@ -161,6 +162,21 @@ def _drop_computed_values(
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
     return tables
+
+
+def _drop_other_labels(
+    task_table: Mapping[str, Any], task_overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a recorded task table without the labels and their columns if the user changes these.
+
+    Args:
+        task_table: The table of another run.
+        task_overrides: The user's settings of the task.
+    """
+    dropped: set[str] = set()
+    if task_overrides.get("label_column") or task_overrides.get("label_columns"):
+        dropped = {"label_column", "label_columns", "labels"}
+    return {name: value for name, value in task_table.items() if name not in dropped}
 
 
 def _drop_model_defaults(tables: Tables) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.bundle import load_fine_tuned
 from bertsmith.errors import SettingsError
+from bertsmith.train.distillation.distill import distill
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.evaluate import evaluate
 from tests.train.conftest import WORDS
@@ -62,11 +64,47 @@ def test_columns_of_0_and_1_train_the_same_model_as_names(
     assert low["f1"] < scores["f1"]
 
 
+def test_recorded_settings_with_other_labels(start_model: Path, tmp_path: Path) -> None:
+    """With ``config``, other columns of labels replace the recorded ones and their labels."""
+    data = write_table(tmp_path / "train.csv", 24)
+    values = {"schedule": {"steps": 2}}
+    finetune("classify", start_model, tmp_path / "a", data=data, values={**values, "task": TASK})
+    config = tmp_path / "a" / "settings.toml"
+    table = tmp_path / "other.csv"
+    table.write_text(data.read_text().replace("text,hot,cold", "text,warm,cool"))
+    other_columns = finetune(
+        "classify", start_model, tmp_path / "b", data=table, config=config,
+        values={"task": {"label_columns": ["warm", "cool"]}},
+    )  # fmt: skip
+    other_column = finetune(
+        "classify", start_model, tmp_path / "c", data=data, config=config,
+        values={"task": {"label_column": "names", "label_separator": ";"}},
+    )  # fmt: skip
+    for result, labels in ((other_columns, ("warm", "cool")), (other_column, ("cold", "hot"))):
+        assert result.model is not None
+        assert load_fine_tuned(result.model).head.labels == labels
+
+
+def test_teacher_with_names_is_distilled_on_columns(start_model: Path, tmp_path: Path) -> None:
+    """The columns of 0 and 1 of the validation table give the same scores as names."""
+    data = write_table(tmp_path / "train.csv", 24)
+    names = {"kind": "multi", "label_column": "names", "label_separator": ";"}
+    values = {"schedule": {"steps": 2}, "task": names}
+    teacher = finetune("classify", start_model, tmp_path / "teacher", data=data, values=values)
+    assert teacher.model is not None
+    metrics: list[dict[str, float]] = []
+    for columns in ({}, {"label_columns": list(LABELS)}):
+        student = distill(
+            teacher.model, tmp_path / f"student-{len(metrics)}", data=data,
+            values={"distill": {"layers": 1, **columns}, "schedule": {"steps": 2}},
+        )  # fmt: skip
+        metrics.append(student.metrics)
+    assert metrics[0] == metrics[1]
+
+
 def test_taggers_have_no_label_columns(start_model: Path, tmp_path: Path) -> None:
     """The error names the setting."""
     data = write_table(tmp_path / "train.csv", 8)
     task = {"label_columns": list(LABELS)}
-    with pytest.raises(
-        SettingsError, match=r"task\.label_columns: not used by the kind 'entities'"
-    ):
+    with pytest.raises(SettingsError, match=r"task\.label_columns .*: only for several labels"):
         finetune("tag", start_model, tmp_path / "run", data=data, values={"task": task})
