@@ -108,7 +108,7 @@ class CorpusReport:
     def require_documents(self) -> None:
         """Raise CorpusError if no document was read; the message has the counts of this report."""
         if not self.documents:
-            details = "; ".join(self.lines()[1:]) or "the sources hold no text"
+            details = "; ".join(map(str.strip, self.lines()[1:])) or "the sources hold no text"
             raise CorpusError(f"no document was found: {details}; give files with text")
 
     def to_json(self) -> dict[str, Any]:
