@@ -94,9 +94,9 @@ class IndexWriter:
             position: Number of rows already written, of this run or of ``copy_index``.
             manifest: The model and the settings of the vectors, with which queries are embedded.
         """
-        if not position:
+        if not position and path.exists():
             # The copy of an index from a killed run.
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path)
         path.mkdir(exist_ok=True)
         # Temporary files of a killed run.
         for file in path.glob(".*.tmp"):

@@ -166,7 +166,8 @@ def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> No
     }
     # Version 0.1 had no prompts, stored no column, and did not add lines to an index.
     assert len(old_settings) == len(settings.keys() - {"prompt_name", "text_column"})
-    assert len(old_state) == len(state.keys() - {"num_indexed_lines", "is_complete"})
+    new_keys = {"num_indexed_lines", "index_sha256", "is_complete"}
+    assert len(old_state) == len(state.keys() - new_keys)
     state_file.write_text(json.dumps(old_state))
     embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     uninterrupted = tmp_path / "uninterrupted.npy"
