@@ -201,8 +201,9 @@ def test_killed_parallel_run_continues_in_another_number_of_processes(
     assert launched.stderr.count("2 processes with 1 of") == 3
     assert launched.stderr.count("this run is already finished") == 1
     _assert_equals_single_finetuning(fine_tuned_run, launched.stdout)
-    assert launched.stderr.count("error: another process of this run has ended unexpectedly") == 1
-    assert launched.stderr.count("resuming from step 3") == 1
+    message = "error: another process of this run has ended unexpectedly"
+    assert launched.stderr.count(message) == 1, launched.stderr
+    assert launched.stderr.count("resuming from step 3") == 1, launched.stderr
     assert launched.stderr.count("stopped after step 9 of 12 and saved a checkpoint") == 1
     assert [step for step, _ in list_checkpoints(run)] == [6, 9]
     assert not (run / "model").exists()
