@@ -162,17 +162,15 @@ class TaskSettings(SettingsTable):
                 raise ValueError(
                     f"the column {column!r} is both {role} and {other_role}; give different columns"
                 )
-        for name, count in Counter(self.labels).items():
-            if count > 1:
-                raise ValueError(f"labels has {name!r} twice; give each label once")
+        for field, noun in (("labels", "label"), ("label_columns", "column")):
+            for name, count in Counter(getattr(self, field)).items():
+                if count > 1:
+                    raise ValueError(f"{field} has {name!r} twice; give each {noun} once")
         if len(self.label_columns) == 1:
             raise ValueError(
                 "label_columns has one column; give at least two, or select the column with "
                 "label_column (--label)"
             )
-        for name, count in Counter(self.label_columns).items():
-            if count > 1:
-                raise ValueError(f"label_columns has {name!r} twice; give each column once")
         for column in self.ending_columns:
             if self.ending_columns.count(column) > 1:
                 raise ValueError(

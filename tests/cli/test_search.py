@@ -56,8 +56,8 @@ def test_embed_append_adds_lines(run_cli: RunCli, model: Path, lines_file: Path)
     assert (summary["num_lines"], summary["num_added"]) == (6, 1)
     assert f"added 1 line to {index}" in completed.err
     assert f"wrote {index}: 6 lines" in completed.err
-    found = run_cli("search", index, "a bridge", "--top", 1)
-    assert found.out.split() == ["1.0000", "6", "a", "bridge"]
+    searched = run_cli("search", index, "a bridge", "--top", 1)
+    assert searched.out.split() == ["1.0000", "6", "a", "bridge"]
 
 
 @pytest.mark.parametrize(

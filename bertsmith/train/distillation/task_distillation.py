@@ -79,7 +79,8 @@ def resolve_task(distill: DistillSettings, teacher: FineTunedBundle) -> TaskSett
         if distill.validation_files:
             files["validation_files"] = dict(distill.validation_files)
     fields = ("text_column", "pair_column", "label_column", "label_columns")
-    columns = {field: getattr(distill, field) for field in fields if getattr(distill, field)}
+    values = {field: getattr(distill, field) for field in fields}
+    columns = {field: value for field, value in values.items() if value not in (None, [])}
     if not columns and teacher.info.get("task") == "rerank":
         columns = _find_reranking_columns(data, distill, teacher)
     # The other settings are those with which the teacher was fine-tuned.
