@@ -97,37 +97,6 @@ def test_split_rows_of_qqp_are_skipped_except_in_the_test_file(tmp_path: Path) -
         read_examples(file, PUBLIC_TASKS["qqp"].parse_test_settings(), labeled=False)
 
 
-def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
-    """The label "NaN", in upper or lower case, is missing unless task.labels contains it."""
-    file = tmp_path / "a.csv"
-    file.write_text("text,label\nred,NaN\ngreen,nan\nblue,na\nred,None\n")
-    examples, counts = read_examples(file, TaskSettings(skip_invalid=True))
-    assert [example.label for example in examples] == ["na", "None"]
-    assert counts.skipped == {"a missing label": 2}
-    with pytest.raises(TaskError, match=r"must be listed in task\.labels"):
-        read_examples(file, TaskSettings())
-    labels = ["NaN", "na", "None"]
-    examples, counts = read_examples(file, TaskSettings(skip_invalid=True), labels=labels)
-    assert [example.label for example in examples] == labels
-    assert counts.skipped == {"a missing label": 1}
-
-
-def test_empty_cell_of_a_multi_label_table_means_that_no_label_applies(tmp_path: Path) -> None:
-    """A text table cannot distinguish an empty list from a missing one; JSON's null is missing."""
-    task = TaskSettings(kind="multi")
-    (tmp_path / "a.csv").write_text('text,label\nred,1|2\ngreen,\nblue," "\n')
-    examples, _ = read_examples(tmp_path / "a.csv", task)
-    assert [example.label for example in examples] == [frozenset("12"), frozenset(), frozenset()]
-    (tmp_path / "a.jsonl").write_text(
-        '{"text": "green", "label": []}\n{"text": "blue", "label": null}\n'
-    )
-    examples, counts = read_examples(
-        tmp_path / "a.jsonl", task.model_copy(update={"skip_invalid": True})
-    )
-    assert [example.label for example in examples] == [frozenset()]
-    assert counts.skipped == {"a missing value": 1}
-
-
 def test_duplicate_id_is_rejected(tmp_path: Path) -> None:
     """Values of the column "id" must be unique, unless task.id_column is empty."""
     file = tmp_path / "a.csv"
@@ -196,61 +165,6 @@ def test_wrong_json_type_is_an_error_or_skipped(
     ((example,), counts) = read_examples(file, TaskSettings(kind=kind, skip_invalid=True))
     assert example.label == {"single": "1", "multi": {"1"}, "regression": 1.0}[kind]
     assert sum(counts.skipped.values()) == 1
-
-
-def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
-    """1, 1.0 and "1" are one label: integer columns with missing values are stored as floats."""
-    file = tmp_path / "a.jsonl"
-    labels = (1, 1.0, "1", -0.0, 0.5)
-    file.write_text("".join(json.dumps({"text": "red", "label": label}) + "\n" for label in labels))
-    examples, _ = read_examples(file, TaskSettings())
-    assert [example.label for example in examples] == ["1", "1", "1", "0", "0.5"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "cells", "expected"),
-    [
-        ("single", "1.0 0 -0.0 1.00", ["1", "0", "0", "1"]),
-        ("multi", "1.0|0 1", [{"0", "1"}, {"1"}]),
-        ("single", "1.0 0.5 1", ["1.0", "0.5", "1"]),
-        ("single", "1.0 a", ["1.0", "a"]),
-    ],
-)
-def test_integers_with_decimals_in_text_are_integers(
-    tmp_path: Path, kind: TaskKind, cells: str, expected: list[Any]
-) -> None:
-    """If all classes of CSV are integers, 1.0 is the class 1, as in Parquet."""
-    file = tmp_path / "a.csv"
-    file.write_text("text,label\n" + "".join(f"red,{cell}\n" for cell in cells.split()))
-    examples, _ = read_examples(file, TaskSettings(kind=kind))
-    assert [example.label for example in examples] == expected
-
-
-@pytest.mark.parametrize("kind", ["single", "multi"])
-def test_number_matches_the_default_label_of_transformers(tmp_path: Path, kind: TaskKind) -> None:
-    """Without names, class 1 of transformers is called LABEL_1; other numbers are unknown."""
-    file = tmp_path / "a.csv"
-    file.write_text("text,label\nred,1\ngreen,0.0\nblue,LABEL_1\n")
-    examples, _ = read_examples(file, TaskSettings(kind=kind), labels=["LABEL_0", "LABEL_1"])
-    expected: list[Any] = ["LABEL_1", "LABEL_0", "LABEL_1"]
-    if kind == "multi":
-        expected = [{label} for label in expected]
-    assert [example.label for example in examples] == expected
-    file.write_text("text,label\nred,2\n")
-    with pytest.raises(TaskError, match="an unknown label: '2'; known labels are 'LABEL_0'"):
-        read_examples(file, TaskSettings(kind=kind), labels=["LABEL_0", "LABEL_1"])
-
-
-def test_integer_with_decimals_matches_a_known_label(tmp_path: Path) -> None:
-    """1.0 is the known label 1, unless 1.0 is a label itself."""
-    file = tmp_path / "a.csv"
-    file.write_text("text,label\nred,1.0\ngreen,1\n")
-    examples, _ = read_examples(file, TaskSettings(), labels=["0", "1"])
-    assert [example.label for example in examples] == ["1", "1"]
-    examples, _ = read_examples(file, TaskSettings(), labels=["1", "1.0"])
-    assert [example.label for example in examples] == ["1.0", "1"]
-    with pytest.raises(TaskError, match=r"an unknown label: '1\.0'"):
-        read_examples(file, TaskSettings(), labels=["0", "2"])
 
 
 def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
