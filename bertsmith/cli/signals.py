@@ -65,6 +65,9 @@ def raise_terminated() -> Iterator[None]:
         yield
     finally:
         for number in numbers:
+            if number == signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN:
+                # join_process_group ignores it after the connection to another process is lost.
+                continue
             signal.signal(number, signal.SIG_DFL)
 
 

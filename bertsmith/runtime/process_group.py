@@ -207,7 +207,9 @@ def defer_gradient_sum(loss_fn: LossFunction, *, is_last: bool) -> AbstractConte
 def join_process_group() -> Iterator[ProcessGroup]:
     """Connect the processes that torchrun has started; without torchrun there is a single one.
 
-    If a process fails, the others fail, too. Only the first failed process raises its error.
+    If a process fails, the others fail, too. Only the first failed process raises its error. If the
+    connection to another process is lost, this process ignores SIGTERM from then on. torchrun sends
+    SIGTERM because the other process has ended, and it would replace the error.
 
     Raises:
         PeerError: If another process has failed, which raises its own error.
@@ -225,6 +227,7 @@ def join_process_group() -> Iterator[ProcessGroup]:
         if not _is_first_failure(store, position.rank):
             raise PeerError("another process failed, which reports the error") from error
         if _is_connection_error(error):
+            _ignore_sigterm()
             raise RunError(_explain_connection_error(error)) from error
         raise
     dist.destroy_process_group()
@@ -262,6 +265,12 @@ def _default_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
+
+
+def _ignore_sigterm() -> None:
+    """Ignore SIGTERM, which Python allows only in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _agree_on_name(store: Any, rank: int, world_size: int) -> str:
