@@ -15,8 +15,8 @@ CLIENT_KEY: Final = "bertsmith.client"
 TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
 #: Key, in an ASGI scope, of the function that ``EarlyAdmission.admit`` yields for the request.
 RECORD_TOKENS_KEY: Final = "bertsmith.record_tokens"
-#: Key of the request's ``AnswerReservation`` in an ASGI scope.
-ANSWER_KEY: Final = "bertsmith.answer"
+#: Key of the request's ``ResponseReservation`` in an ASGI scope.
+RESPONSE_KEY: Final = "bertsmith.response"
 #: Key of the context of the request's spans in an ASGI scope.
 TRACE_KEY: Final = "bertsmith.trace"
 #: A client may run at most this many requests per unused request of the server. A single client can

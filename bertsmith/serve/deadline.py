@@ -1,4 +1,4 @@
-"""Request deadlines, and the errors of requests that end without an answer."""
+"""Request deadlines, and the errors of requests that end without a response."""
 
 import math
 import time
@@ -72,8 +72,8 @@ class Deadline:
         token_bucket: TokenBucket | None = None,
         record_tokens: Callable[[int], None] | None = None,
         trace_context: Any = None,
-        reserve_answer: Callable[[int, "Deadline"], None] | None = None,
-        shrink_answer: Callable[[int], None] | None = None,
+        reserve_response: Callable[[int, "Deadline"], None] | None = None,
+        shrink_response: Callable[[int], None] | None = None,
     ) -> None:
         """Start the time limit.
 
@@ -83,16 +83,16 @@ class Deadline:
             token_bucket: limits the tokens of the client per minute; None for no limit.
             record_tokens: called with the number of tokens when the texts are tokenized.
             trace_context: context of the request's spans; None without tracing.
-            reserve_answer: waits until there is memory for an answer; None for no limit.
-            shrink_answer: called with the bytes of the answer when they are known.
+            reserve_response: waits until there is memory for a response; None for no limit.
+            shrink_response: called with the bytes of the response when they are known.
         """
         self.expires_at = time.monotonic() + seconds
         self.client = client
         self.token_bucket = token_bucket
         self.trace_context = trace_context
         self._record_tokens = record_tokens
-        self._reserve_answer = reserve_answer
-        self._shrink_answer = shrink_answer
+        self._reserve_response = reserve_response
+        self._shrink_response = shrink_response
         self.is_cancelled = False
         self.token_counts = TokenCounts()
         #: A connection keeps the deadline of its last request, but must not keep the results.
@@ -116,20 +116,20 @@ class Deadline:
         if self.token_bucket is not None:
             self.token_bucket.refund(num_tokens)
 
-    def reserve_answer(self, max_bytes: int) -> None:
-        """Wait until there is memory for an answer of at most ``max_bytes``.
+    def reserve_response(self, max_bytes: int) -> None:
+        """Wait until there is memory for a response of at most ``max_bytes``.
 
         Raises:
             DeadlineExceededError: the deadline passed.
             DisconnectedError: the client disconnected.
         """
-        if self._reserve_answer is not None:
-            self._reserve_answer(max_bytes, self)
+        if self._reserve_response is not None:
+            self._reserve_response(max_bytes, self)
 
-    def shrink_answer(self, num_bytes: int) -> None:
-        """Release the reserved memory beyond the bytes of the answer."""
-        if self._shrink_answer is not None:
-            self._shrink_answer(num_bytes)
+    def shrink_response(self, num_bytes: int) -> None:
+        """Release the reserved memory beyond the bytes of the response."""
+        if self._shrink_response is not None:
+            self._shrink_response(num_bytes)
 
     def get_remaining_seconds(self) -> float:
         """Return the seconds until the deadline; negative after it."""

@@ -12,7 +12,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.answer_memory import MIN_COUNTED_BYTES
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import (
     RequestExecutor,
@@ -23,6 +22,7 @@ from bertsmith.serve.execution import (
 from bertsmith.serve.limits import check_limit
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import TRUNCATED_HEADER
+from bertsmith.serve.response_memory import MIN_COUNTED_BYTES
 from bertsmith.serve.responses import (
     EmbeddingList,
     Matrix,
@@ -96,7 +96,7 @@ class EmbeddingRoutes:
         if dimensions is not None and dimensions > spec.width:
             raise InputError(f"dimensions is {dimensions:,}; expected 1 to {spec.width:,}")
         num_vector_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
-        num_bytes = max(num_vector_bytes, options.get("num_answer_bytes", 0))
+        num_bytes = max(num_vector_bytes, options.get("num_response_bytes", 0))
         # A large request tokenizes, and waits for memory, in a thread.
         is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
         if not is_large and isinstance(texts[0], str):
@@ -203,7 +203,7 @@ class EmbeddingRoutes:
             truncate=body.parameters.truncate,
             truncation_side=body.parameters.truncation_direction,
             prompt_name=body.parameters.prompt_name,
-            num_answer_bytes=_BYTES_PER_JSON_NUMBER * num_similarities,
+            num_response_bytes=_BYTES_PER_JSON_NUMBER * num_similarities,
         )
         matrix = np.stack(vectors)
         if not isinstance(body.inputs, list):

@@ -92,7 +92,7 @@ class RequestExecutor:
 
         def run() -> Result:
             result = function()
-            deadline.reserve_answer(len(getattr(result, "body", b"")))
+            deadline.reserve_response(len(getattr(result, "body", b"")))
             return result
 
         with _cancel_on_disconnect(request, deadline):

@@ -19,12 +19,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertsmith.serve.admission import EarlyAdmission
-from bertsmith.serve.answer_memory import AnswerMemory, AnswerReservation
 from bertsmith.serve.clients import (
-    ANSWER_KEY,
     CLIENT_KEY,
     HEALTH_PATHS,
     RECORD_TOKENS_KEY,
+    RESPONSE_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
     ConcurrencyLimit,
@@ -40,6 +39,7 @@ from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody
+from bertsmith.serve.response_memory import ResponseMemory, ResponseReservation
 from bertsmith.serve.sending import CONNECTION_KEY, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 
@@ -89,7 +89,7 @@ class RequestMiddleware:
             control: state of the server that signals change.
             failed_logins: counts wrong keys; None for a counter of its own.
             tracing: creates the spans of requests; None for no tracing.
-            sleep: waits a number of seconds, before the answer to a wrong key.
+            sleep: waits a number of seconds, before the response to a wrong key.
         """
         self._app = app
         self._settings = settings
@@ -120,8 +120,8 @@ class RequestMiddleware:
             self._handle = self._cors
         self._concurrency = ConcurrencyLimit(settings.max_concurrent_requests)
         self._receiver = BodyReceiver(settings)
-        self._answer_memory = AnswerMemory(settings.max_unsent_bytes)
-        self._response_monitor = ResponseMonitor(settings, self._answer_memory)
+        self._response_memory = ResponseMemory(settings.max_unsent_bytes)
+        self._response_monitor = ResponseMonitor(settings, self._response_memory)
 
     @property
     def num_running_requests(self) -> int:
@@ -225,8 +225,8 @@ class RequestMiddleware:
             await self._run_app(scope, receive, send)
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = scope[ANSWER_KEY] = AnswerReservation(self._answer_memory)
-        with self._concurrency.count(scope[CLIENT_KEY]), contextlib.closing(answer):
+        reservation = scope[RESPONSE_KEY] = ResponseReservation(self._response_memory)
+        with self._concurrency.count(scope[CLIENT_KEY]), contextlib.closing(reservation):
             await self._app(scope, receive, send)
 
     async def _reject_early(

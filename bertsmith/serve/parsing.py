@@ -12,9 +12,9 @@ from pydantic_core import from_json
 
 from bertsmith.errors import InputError
 from bertsmith.serve.clients import (
-    ANSWER_KEY,
     CLIENT_KEY,
     RECORD_TOKENS_KEY,
+    RESPONSE_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
 )
@@ -132,8 +132,8 @@ class BodyParser:
             request.scope.get(TOKEN_BUCKET_KEY),
             request.scope[RECORD_TOKENS_KEY],
             request.scope.get(TRACE_KEY),
-            request.scope[ANSWER_KEY].reserve,
-            request.scope[ANSWER_KEY].shrink,
+            request.scope[RESPONSE_KEY].reserve,
+            request.scope[RESPONSE_KEY].shrink,
         )
         _check_headers(request)
         if len(body) <= MAX_INLINE_BYTES:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from bertsmith.serve.answer_memory import AnswerMemory
+from bertsmith.serve.response_memory import ResponseMemory
 from bertsmith.serve.settings import ServeSettings
 
 #: Key of the ``Connection`` in the extensions of an ASGI scope.
@@ -71,12 +71,12 @@ class ResponseMonitor:
     def __init__(
         self,
         settings: ServeSettings,
-        answer_memory: AnswerMemory,
+        response_memory: ResponseMemory,
         clock: Callable[[], float] = time.monotonic,
         check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:
         self._settings = settings
-        self._answer_memory = answer_memory
+        self._response_memory = response_memory
         self._clock = clock
         self._check_interval_seconds = check_interval_seconds
         self._responses: dict[_Response, None] = {}
@@ -131,7 +131,7 @@ class ResponseMonitor:
                 self._abort(response)
         by_last_read = sorted(self._responses, key=lambda response: response.last_read_at)
         num_unsent_bytes = sum(response.num_unsent_bytes for response in by_last_read)
-        needs_memory = self._answer_memory.is_full
+        needs_memory = self._response_memory.is_full
         for response in by_last_read:
             is_over_limit = num_unsent_bytes > self._settings.max_unsent_bytes
             if now - response.last_read_at < self._check_interval_seconds or not (

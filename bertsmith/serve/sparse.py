@@ -61,7 +61,7 @@ class SparseRoutes:
         # Each entry has two numbers.
         limit = self._service.settings.max_vector_elements
         check_limit("vector elements", 2 * num_entries, limit)
-        deadline.reserve_answer(_BYTES_PER_ENTRY * num_entries)
+        deadline.reserve_response(_BYTES_PER_ENTRY * num_entries)
         pieces = _iter_pieces(vectors)
         if num_entries > _MAX_BUFFERED_ENTRIES:
             response = self._executor.stream_response(pieces)

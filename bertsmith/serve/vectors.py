@@ -71,7 +71,7 @@ def submit_embeddings(
     truncation_side: TruncationSide = "right",
     prompt_name: str | None = None,
     encoded: Sequence[list[int]] | None = None,
-    num_answer_bytes: int = 0,
+    num_response_bytes: int = 0,
 ) -> PendingEmbeddings:
     """Submit texts to the batcher without waiting for their vectors.
 
@@ -85,7 +85,7 @@ def submit_embeddings(
         truncation_side: side on which texts are truncated.
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
         encoded: results of ``Embedder.encode_texts`` for the texts; None to tokenize them.
-        num_answer_bytes: bytes of the answer, if it can be larger than the vectors.
+        num_response_bytes: bytes of the response, if it can be larger than the vectors.
 
     Raises:
         InputError: token ids or the prompt are not those of the model.
@@ -113,7 +113,7 @@ def submit_embeddings(
     check_limit("vector elements", len(texts) * spec.width, service.settings.max_vector_elements)
     # Only large requests wait here, which run in threads.
     num_vector_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
-    deadline.reserve_answer(max(num_vector_bytes, num_answer_bytes))
+    deadline.reserve_response(max(num_vector_bytes, num_response_bytes))
     payloads = [(len(ids), ids) for ids in tokenized.sequences]
     future = service.create_calls(served_model, deadline).submit(
         ("embed", settings), partial(served_model.embedder.encode_batch, spec=spec), payloads
@@ -197,7 +197,7 @@ def _reserve_token_vectors(
 ) -> tuple[VectorSpec, Callable[[Sequence[list[int]]], list[Floats]]]:
     """Wait until there is memory for the vectors of ``max_tokens`` tokens.
 
-    Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
+    Tokenizing needs memory too, so only as many texts are tokenized as there is room for responses.
 
     Returns:
         The resolved settings, and a function that computes the vectors of each token of sequences,
@@ -206,12 +206,12 @@ def _reserve_token_vectors(
     limit = max_vector_elements or service.settings.max_vector_elements
     settings = settings.model_copy(update={"pooling": "none"})
     spec = resolve_vector_settings(model.embedder, settings)
-    deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * spec.width, limit))
+    deadline.reserve_response(BYTES_PER_ELEMENT * min(max_tokens * spec.width, limit))
 
     def compute(sequences: Sequence[list[int]]) -> list[Floats]:
         num_elements = sum(map(len, sequences)) * spec.width
         check_limit("vector elements", num_elements, limit)
-        deadline.shrink_answer(BYTES_PER_ELEMENT * num_elements)
+        deadline.shrink_response(BYTES_PER_ELEMENT * num_elements)
         compute_batch = partial(_compute_into_outputs, model.embedder, spec)
         outputs = _allocate_outputs([len(ids) for ids in sequences], spec.width)
         payloads = [

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bertsmith.serve.answer_memory import MIN_COUNTED_BYTES, AnswerMemory, AnswerReservation
 from bertsmith.serve.deadline import Deadline, DeadlineExceededError
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.response_memory import MIN_COUNTED_BYTES, ResponseMemory, ResponseReservation
 from bertsmith.serve.sending import MIN_PROGRESS_BYTES, ResponseMonitor
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -89,7 +89,7 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
             ServeSettings(send_timeout_seconds=10.0),
-            AnswerMemory(2**30),
+            ResponseMemory(2**30),
             clock,
             check_interval_seconds=1000.0,
         )
@@ -117,12 +117,12 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
-def test_answers_wait_for_memory() -> None:
-    """A third answer waits until the first one was sent; small answers do not wait."""
-    memory = AnswerMemory(2 * MIN_COUNTED_BYTES)
-    first, second, third, small = (AnswerReservation(memory) for _ in range(4))
+def test_responses_wait_for_memory() -> None:
+    """A third response waits until the first one was sent; small responses do not wait."""
+    memory = ResponseMemory(2 * MIN_COUNTED_BYTES)
+    first, second, third, small = (ResponseReservation(memory) for _ in range(4))
     first.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
-    # A larger answer than the maximum needs all of it, until its size is known.
+    # A larger response than the maximum needs all of it, until its size is known.
     with pytest.raises(DeadlineExceededError):
         second.reserve(10**9, Deadline(0.01))
     assert not memory.is_full
@@ -139,7 +139,7 @@ def test_answers_wait_for_memory() -> None:
     assert not is_admitted.is_set()
     first.close()
     assert is_admitted.wait(TIMEOUT)
-    # An answer of a request that has ended is not counted.
+    # A response of a request that has ended is not counted.
     second.close()
     first.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
     assert first.num_bytes == 0
@@ -150,7 +150,7 @@ def test_stalled_client_is_disconnected_if_others_wait_for_memory() -> None:
 
     async def scenario() -> None:
         clock = FakeClock()
-        memory = AnswerMemory(MIN_COUNTED_BYTES)
+        memory = ResponseMemory(MIN_COUNTED_BYTES)
         monitor = ResponseMonitor(ServeSettings(), memory, clock, check_interval_seconds=2.0)
         first, second = (FakeConnection(60) for _ in range(2))
         tasks: list[asyncio.Future[Any]] = []
@@ -160,9 +160,9 @@ def test_stalled_client_is_disconnected_if_others_wait_for_memory() -> None:
             clock.now += 2.0
         monitor.abort_slow_connections()
         assert not first.is_aborted
-        AnswerReservation(memory).reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+        ResponseReservation(memory).reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
         waiting = asyncio.to_thread(
-            AnswerReservation(memory).reserve, MIN_COUNTED_BYTES, Deadline(1.0)
+            ResponseReservation(memory).reserve, MIN_COUNTED_BYTES, Deadline(1.0)
         )
         tasks.append(asyncio.ensure_future(waiting))
         while not memory.is_full:  # noqa: ASYNC110 - the code under test has no event for it
@@ -178,10 +178,10 @@ def test_stalled_client_is_disconnected_if_others_wait_for_memory() -> None:
 
 
 @pytest.mark.parametrize("path", ["/embed_all", "/v1/embeddings"])
-def test_large_answers_are_streamed(
+def test_large_responses_are_streamed(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """A streamed answer equals a buffered one, and arrives in several chunks."""
+    """A streamed response equals a buffered one, and arrives in several chunks."""
     body = {"input" if path.startswith("/v1") else "inputs": SENTENCES * 10}
     with run_server(models[:1]) as server:
         buffered = server.post(path, body)
@@ -194,18 +194,18 @@ def test_large_answers_are_streamed(
         assert streamed.headers["content-type"] == "application/json"
 
 
-def test_large_sparse_answers_are_counted_and_streamed(
+def test_large_sparse_responses_are_counted_and_streamed(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/embed_sparse reserves memory for its vectors, and sends them in several chunks."""
     reserved: list[int] = []
-    reserve = AnswerReservation.reserve
+    reserve = ResponseReservation.reserve
 
-    def record(self: AnswerReservation, num_bytes: int, deadline: Deadline) -> None:
+    def record(self: ResponseReservation, num_bytes: int, deadline: Deadline) -> None:
         reserved.append(num_bytes)
         reserve(self, num_bytes, deadline)
 
-    monkeypatch.setattr(AnswerReservation, "reserve", record)
+    monkeypatch.setattr(ResponseReservation, "reserve", record)
     with run_server(models[:1]) as server:
         buffered = server.post("/embed_sparse", {"inputs": SENTENCES})
         assert "content-length" in buffered.headers
@@ -227,34 +227,34 @@ def test_large_sparse_answers_are_counted_and_streamed(
         ("/tokenize", SENTENCES),
     ],
 )
-def test_answers_in_memory_are_counted(
+def test_responses_in_memory_are_counted(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str, inputs: Any
 ) -> None:
-    """A request reserves memory for its answer until the answer was sent."""
-    monkeypatch.setattr("bertsmith.serve.answer_memory.MIN_COUNTED_BYTES", 1)
+    """A request reserves memory for its response until the response was sent."""
+    monkeypatch.setattr("bertsmith.serve.response_memory.MIN_COUNTED_BYTES", 1)
     reserved: list[int] = []
-    close = AnswerReservation.close
+    close = ResponseReservation.close
 
-    def record(self: AnswerReservation) -> None:
+    def record(self: ResponseReservation) -> None:
         reserved.append(self.num_bytes)
         close(self)
 
-    monkeypatch.setattr(AnswerReservation, "close", record)
+    monkeypatch.setattr(ResponseReservation, "close", record)
     with run_server(models[:1]) as server:
-        answer = server.post(path, {"inputs": inputs})
-        assert answer.status_code == 200
+        response = server.post(path, {"inputs": inputs})
+        assert response.status_code == 200
         wait_until(lambda: bool(reserved))
-        memory: AnswerMemory = get_middleware(server)._answer_memory
+        memory: ResponseMemory = get_middleware(server)._response_memory
         wait_until(lambda: memory._num_bytes == 0)
     # Similarities reserve the maximum, because their size is not known in advance.
-    assert reserved[0] >= len(answer.content)
-    assert path == "/similarity" or reserved[0] == len(answer.content)
+    assert reserved[0] >= len(response.content)
+    assert path == "/similarity" or reserved[0] == len(response.content)
 
 
 def test_second_reservation_has_no_effect() -> None:
     """A request that has reserved memory does not wait for more, which could block all requests."""
-    memory = AnswerMemory(2 * MIN_COUNTED_BYTES)
-    reservation = AnswerReservation(memory)
+    memory = ResponseMemory(2 * MIN_COUNTED_BYTES)
+    reservation = ResponseReservation(memory)
     for num_bytes in (MIN_COUNTED_BYTES, 2 * MIN_COUNTED_BYTES):
         reservation.reserve(num_bytes, Deadline(TIMEOUT))
         assert memory._num_bytes == MIN_COUNTED_BYTES
@@ -271,8 +271,8 @@ def test_reserved_memory_is_that_of_a_token_per_character(
     service = Service(models[:1])
     deadline = Deadline(
         TIMEOUT,
-        reserve_answer=lambda num_bytes, _: reserved.append(num_bytes),
-        shrink_answer=reserved.append,
+        reserve_response=lambda num_bytes, _: reserved.append(num_bytes),
+        shrink_response=reserved.append,
     )
     matrices = compute_token_matrices(service, None, texts, VectorSettings(), deadline)
     service.close()
@@ -291,7 +291,7 @@ def test_unread_responses_have_a_memory_limit() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
             ServeSettings(max_unsent_bytes=100),
-            AnswerMemory(100),
+            ResponseMemory(100),
             clock,
             check_interval_seconds=2.0,
         )

@@ -1,4 +1,4 @@
-"""Limit the memory of large answers, from their computation until clients have read them."""
+"""Limit the memory of large responses, from their computation until clients have read them."""
 
 import threading
 from collections import deque
@@ -7,7 +7,7 @@ from typing import Final
 from bertsmith.runtime.device import trim_memory
 from bertsmith.serve.deadline import BusyError, Deadline
 
-#: Answers with fewer bytes are not counted.
+#: Responses with fewer bytes are not counted.
 MIN_COUNTED_BYTES: Final = 2**20
 #: Maximum number of waiting requests, because their texts need memory too.
 _MAX_WAITING: Final = 8
@@ -16,34 +16,36 @@ _RETRY_SECONDS: Final = 2.0
 _CHECK_SECONDS: Final = 0.2
 
 
-class AnswerMemory:
-    """Counts the bytes of large answers; requests wait, in order, until there is room for theirs.
+class ResponseMemory:
+    """Counts the bytes of large responses; requests wait, in order, until there is room for theirs.
 
     Thread-safe.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Start without answers.
+        """Start without responses.
 
         Args:
-            max_bytes: maximum bytes of all answers. A larger answer is computed alone.
+            max_bytes: maximum bytes of all responses. A larger response is computed alone.
         """
         self._max_bytes = max_bytes
         self._condition = threading.Condition()
         self._num_bytes = 0
-        self._waiting: deque[AnswerReservation] = deque()
+        self._waiting: deque[ResponseReservation] = deque()
 
     @property
     def is_full(self) -> bool:
         """Whether requests are waiting."""
         return bool(self._waiting)
 
-    def reserve(self, reservation: "AnswerReservation", num_bytes: int, deadline: Deadline) -> None:
-        """Wait until there is room for an answer, and count its bytes.
+    def reserve(
+        self, reservation: "ResponseReservation", num_bytes: int, deadline: Deadline
+    ) -> None:
+        """Wait until there is room for a response, and count its bytes.
 
         Args:
             reservation: the reservation, without bytes.
-            num_bytes: bytes of the answer.
+            num_bytes: bytes of the response.
             deadline: the request's deadline.
 
         Raises:
@@ -57,7 +59,7 @@ class AnswerMemory:
         with self._condition:
             if len(self._waiting) >= _MAX_WAITING:
                 raise BusyError(
-                    f"{_MAX_WAITING} requests with large answers are waiting for memory; retry in "
+                    f"{_MAX_WAITING} requests with large responses are waiting for memory; retry in "
                     f"{_RETRY_SECONDS:.0f} seconds",
                     _RETRY_SECONDS,
                 )
@@ -74,10 +76,10 @@ class AnswerMemory:
             finally:
                 self._waiting.remove(reservation)
                 self._condition.notify_all()
-        # The memory of earlier answers may not be reused for this one.
+        # The memory of earlier responses may not be reused for this one.
         trim_memory()
 
-    def shrink(self, reservation: "AnswerReservation", num_bytes: int) -> None:
+    def shrink(self, reservation: "ResponseReservation", num_bytes: int) -> None:
         """Reduce a reservation to ``num_bytes``; nothing happens if it is not larger."""
         with self._condition:
             if num_bytes < reservation.num_bytes:
@@ -86,21 +88,21 @@ class AnswerMemory:
                 self._condition.notify_all()
 
 
-class AnswerReservation:
-    """The counted bytes of one request's answer.
+class ResponseReservation:
+    """The counted bytes of one request's response.
 
     Attributes:
         num_bytes: counted bytes.
     """
 
-    def __init__(self, memory: AnswerMemory) -> None:
+    def __init__(self, memory: ResponseMemory) -> None:
         self._memory = memory
         self._lock = threading.Lock()
         self._is_closed = False
         self.num_bytes = 0
 
     def reserve(self, num_bytes: int, deadline: Deadline) -> None:
-        """Wait until there is room for the answer; see ``AnswerMemory.reserve``.
+        """Wait until there is room for the response; see ``ResponseMemory.reserve``.
 
         Nothing happens if bytes are reserved already, because requests that wait for more could
         block each other.
@@ -114,11 +116,11 @@ class AnswerReservation:
                 self._memory.shrink(self, 0)
 
     def shrink(self, num_bytes: int) -> None:
-        """Reduce the bytes, now that the size of the answer is known."""
+        """Reduce the bytes, now that the size of the response is known."""
         self._memory.shrink(self, num_bytes)
 
     def close(self) -> None:
-        """Stop counting, because the answer was sent or there is none."""
+        """Stop counting, because the response was sent or there is none."""
         with self._lock:
             self._is_closed = True
             self._memory.shrink(self, 0)
