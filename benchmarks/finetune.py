@@ -32,7 +32,7 @@ from bertsmith.runtime import device
 from bertsmith.tasks.families import get_family
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.public import PUBLIC_TASKS
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import TaskSettings, get_default_max_seqlen
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import schedule
 from bertsmith.train.finetuning.finetune import finetune
@@ -255,7 +255,7 @@ def resolve_task(options: argparse.Namespace) -> TaskSettings:
     """Return the task settings, with the family's default length if none is set."""
     user_settings = {"task": build_task_overrides(options)}
     task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
-    length = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
+    length = task.max_seqlen or get_default_max_seqlen(task.kind)
     return task.model_copy(update={"max_seqlen": length})
 
 

@@ -16,8 +16,6 @@ from bertsmith.bundle.fine_tuned import (
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
 from bertsmith.bundle.tensor_files import list_tensors
 from bertsmith.bundle.weight_names import normalize_names
-from bertsmith.model.config import ModelConfig
-from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 
 
 def load_model(
@@ -64,21 +62,13 @@ def save_model(
             bundle.head,
             bundle.info,
             dtype,
-            max_seqlen=read_max_seqlen(bundle.path, bundle.config),
+            max_seqlen=bundle.max_seqlen,
             config_extras=_read_output_config(bundle.path, bundle.head),
         )
     else:
         # A model directory cannot record that a head is not trained.
         bundle.require_head("mlm.")
         save(directory, bundle.model, bundle.tokenizer, bundle.info, dtype)
-
-
-def read_max_seqlen(directory: Path, config: ModelConfig) -> int | None:
-    """Return the number of tokens to which other libraries truncate inputs, if it is stored."""
-    path = directory / TOKENIZER_CONFIG_FILE
-    max_seqlen = read_json(path).get("model_max_length") if path.is_file() else None
-    is_valid = type(max_seqlen) is int and 1 < max_seqlen <= config.max_positions
-    return max_seqlen if is_valid else None
 
 
 def _read_output_config(directory: Path, head: HeadConfig) -> dict[str, Any]:

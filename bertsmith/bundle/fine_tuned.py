@@ -18,7 +18,7 @@ from bertsmith.bundle.config import (
     to_hf_config,
 )
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
-from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.metadata import INFO_FILE, read_max_seqlen, read_metadata
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, RERANKING, build_model_card
 from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.single_segment import reject_pairs
@@ -129,6 +129,8 @@ class FineTunedBundle:
         info: The content of bertsmith.json.
         unused_weights: Names of stored tensors that this model does not have.
         task_overrides: Task settings that replace those in ``info``.
+        max_seqlen: Number of tokens to which other libraries truncate inputs; None if it is not
+            stored.
     """
 
     model: TaskModel
@@ -139,6 +141,7 @@ class FineTunedBundle:
     info: dict[str, Any] = field(default_factory=dict)
     unused_weights: tuple[str, ...] = ()
     task_overrides: Mapping[str, Any] = field(default_factory=dict)
+    max_seqlen: int | None = None
 
     def notes(self) -> list[str]:
         """Return messages about unused weights and unused embedding rows."""
@@ -229,6 +232,7 @@ def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> 
         directory,
         info,
         unused,
+        max_seqlen=read_max_seqlen(directory, config),
     )
 
 
@@ -282,7 +286,10 @@ def load_for_fine_tuning(
             initialize_weights(model.get_submodule(module_name), config.init_range)
     unused = copy_weights(model, stored, weights)
     info = {**info, "newly_initialized": new_names}
-    return FineTunedBundle(model, tokenizer, config, head, directory, info, unused)
+    max_seqlen = read_max_seqlen(directory, config)
+    return FineTunedBundle(
+        model, tokenizer, config, head, directory, info, unused, max_seqlen=max_seqlen
+    )
 
 
 def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:

@@ -9,6 +9,7 @@ from bertsmith.compatibility import upgrade_model_info
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import get_table
+from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
 INFO_FILE = "bertsmith.json"
@@ -31,6 +32,14 @@ def get_recorded_task(info: Mapping[str, Any]) -> dict[str, Any]:
         info: The content of bertsmith.json.
     """
     return get_table(get_table(info, "provenance"), "task")
+
+
+def read_max_seqlen(directory: Path, config: ModelConfig) -> int | None:
+    """Return the number of tokens to which other libraries truncate inputs, if it is stored."""
+    path = directory / TOKENIZER_CONFIG_FILE
+    max_seqlen = read_json(path).get("model_max_length") if path.is_file() else None
+    is_valid = type(max_seqlen) is int and 1 < max_seqlen <= config.max_positions
+    return max_seqlen if is_valid else None
 
 
 def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:

@@ -9,7 +9,7 @@ from bertsmith.text.unknown import TokenCounts
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 
-AnyBundle = TypeVar("AnyBundle", "PretrainedBundle", "FineTunedBundle")
+BundleWithTokenizer = TypeVar("BundleWithTokenizer", "PretrainedBundle", "FineTunedBundle")
 
 
 class UnknownTokenWarning:
@@ -29,7 +29,7 @@ class UnknownTokenWarning:
         self.counts = TokenCounts() if counts is None else counts
         self._has_warned = False
 
-    def with_token_counter(self, bundle: AnyBundle) -> AnyBundle:
+    def with_token_counter(self, bundle: BundleWithTokenizer) -> BundleWithTokenizer:
         """Return a copy of the bundle whose tokenizer adds to ``counts``."""
         return replace(bundle, tokenizer=bundle.tokenizer.with_counter(self.counts))
 

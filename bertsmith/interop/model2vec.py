@@ -22,14 +22,13 @@ from bertsmith.bundle import (
     EncoderBundle,
     save_tensors,
 )
-from bertsmith.bundle.directory import MODULES_FILE
 from bertsmith.errors import InputError, ModelError
 from bertsmith.files import atomic_directory, write_json
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     build_embedding_model,
 )
-from bertsmith.interop.sentence_transformers.writing import load_for_export
+from bertsmith.interop.sentence_transformers.writing import load_for_export, write_modules_file
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.inference_batches import choose_batch_tokens
 from bertsmith.runtime.thread_pool import map_in_threads
@@ -241,15 +240,4 @@ def _save(out: Path, bundle: EncoderBundle, vectors: NDArray[np.float32]) -> Non
         write_json(folder / CONFIG_FILE, config)
         write_json(folder / INFO_FILE, {**bundle.info, "task": "static"})
         bundle.tokenizer.save(folder)
-        write_json(
-            folder / MODULES_FILE,
-            [
-                {
-                    "idx": index,
-                    "name": str(index),
-                    "path": path,
-                    "type": f"sentence_transformers.models.{name}",
-                }
-                for index, (name, path) in enumerate(modules)
-            ],
-        )
+        write_modules_file(folder, modules)

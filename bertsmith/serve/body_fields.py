@@ -88,6 +88,12 @@ def select_input_branch(value: Any) -> str:
     return "<ids>" if type(value[0]) is int else "<list>"
 
 
+def select_batch_branch(value: Any) -> str:
+    """Return the tag of the union branch for a text, a list of texts, or several such lists."""
+    is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    return "<id lists>" if is_nested else select_branch(value)
+
+
 def select_ids_branch(value: Any) -> str:
     """Return the tag of the union branch for the ids of one text or of several texts."""
     is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
@@ -176,7 +182,7 @@ _EMPTY_PARAMETERS: Final[dict[str, Any]] = {
 
 
 def _is_nullable(field: FieldInfo) -> bool:
-    """Return whether null is not the same as leaving the field out."""
+    """Return whether null is a value of the field; for other fields, it means the default."""
     return field.is_required() or type(None) in get_args(field.annotation)
 
 

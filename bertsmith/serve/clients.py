@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
-#: Endpoints of health probes, which need no API key, no allowed Host header and no free request.
+#: Health endpoints bypass authentication, the check of the Host header and the concurrency limit.
 HEALTH_PATHS: Final = ("/health", "/ready")
 #: Key of the client's identity in an ASGI scope: its address or the name of its API key.
 CLIENT_KEY: Final = "bertsmith.client"
@@ -19,9 +19,9 @@ RECORD_TOKENS_KEY: Final = "bertsmith.record_tokens"
 RESPONSE_KEY: Final = "bertsmith.response"
 #: Key of the context of the request's spans in an ASGI scope.
 TRACE_KEY: Final = "bertsmith.trace"
-#: A client may run at most this many requests per unused request of the server. A single client can
+#: A client may run at most this many requests per free slot of the server. A single client can
 #: therefore use 4/5 of the limit, and there is always room for other clients.
-_REQUESTS_PER_FREE_REQUEST: Final = 4
+_MAX_REQUESTS_PER_FREE_SLOT: Final = 4
 
 
 def get_client_address(scope: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ class ConcurrencyLimit:
     def has_room(self, client: str) -> bool:
         """Return whether a client may run another request."""
         num_free = self._max_requests - self.num_active
-        return self._counts[client] < _REQUESTS_PER_FREE_REQUEST * num_free
+        return self._counts[client] < _MAX_REQUESTS_PER_FREE_SLOT * num_free
 
     @contextmanager
     def count(self, client: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""State of a running server that signals change."""
+"""State of a running server that signal handlers change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ def _ignore_models(_: Sequence[ServedModel]) -> None:
 
 @dataclass
 class ServerControl:
-    """State of a running server that signals change.
+    """State of a running server that signal handlers change.
 
     Attributes:
         replace_models: makes later requests use other models.

@@ -8,7 +8,7 @@ from bertsmith.serve.models import ServedModel
 #: Example request body of each endpoint that takes a body, without the model.
 _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/embeddings": {"input": ["a sentence", "another one"]},
-    "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
+    "/embed": {"inputs": ["a sentence", "another one"]},
     "/embed_sparse": {"inputs": "a sentence"},
     "/embed_all": {"inputs": "a sentence"},
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},

@@ -56,7 +56,7 @@ class InferenceRoutes:
         self.router.post("/", response_model=InferenceResult)(self.infer)
 
     async def infer(self, request: Request, body: InferenceBody) -> Response:
-        """Answer in the format of Hugging Face's InferenceClient: what the model was trained for.
+        """Run the task that the model was trained for, in the format of HF's InferenceClient.
 
         A sentence with others gives similarities; a text gives labels, entities, predictions for
         a [MASK] or vectors, depending on the model.

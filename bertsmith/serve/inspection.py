@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError
 from bertsmith.serve.execution import (
     RequestExecutor,
     create_json_response,
@@ -26,7 +26,7 @@ from bertsmith.serve.vectors import compute_token_vectors
 from bertsmith.use.attributions import attribute
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.similar import cosine_distances
-from bertsmith.use.token_vectors import Floats, WordVector
+from bertsmith.use.token_vectors import Floats, WordVector, average_word_tokens
 from bertsmith.use.vector_settings import build_vector_settings
 
 #: Tokens of a text or pair whose attention is computed; longer ones are truncated.
@@ -93,12 +93,26 @@ class InspectionRoutes:
         config = model.bundle.config
         layers = _select_numbers("layer", body.layer, config.layers)
         heads = _select_numbers("head", body.head, config.heads)
+        limit = self._service.settings.max_vector_elements
+
+        def check_num_tokens(num_tokens: int) -> None:
+            size = min(num_tokens, body.max_cells or num_tokens)
+            count = len(layers) * len(heads) * size * size
+            if count > limit:
+                raise RequestTooLargeError(
+                    f"the limit is {limit:,} attention probabilities per request, got {count:,}; "
+                    "send a layer, a head, or max_cells"
+                )
+
         maps = self._service.attention(
-            model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
+            model,
+            text,
+            pair,
+            max_seqlen=MAX_ATTENTION_TOKENS,
+            deadline=deadline,
+            check_num_tokens=check_num_tokens,
         )
         size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
-        limit = self._service.settings.max_vector_elements
-        check_limit("probabilities", len(layers) * len(heads) * size * size, limit)
         return create_json_response(
             _join_fields(
                 tokens=orjson.dumps(maps.tokens),
@@ -150,12 +164,14 @@ def compute_occurrences(
     served_model = service.find_model(model, "inspect")
     model = service.check_request(served_model, "inspect", texts, deadline)
     check_limit("characters", sum(map(len, texts)), _MAX_WORD_CHARACTERS)
-    check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
+    spans_by_text = model.embedder.find_word(texts, word)
+    num_occurrences = sum(map(len, spans_by_text.values()))
+    check_limit("occurrences of the word", num_occurrences, MAX_OCCURRENCES)
     settings = build_vector_settings(layers, pooling="none")
     vectors = compute_token_vectors(
         service, served_model, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
     )
-    return model.embedder.compute_word_vectors(texts, word, vectors)
+    return average_word_tokens(word, spans_by_text, vectors, model.embedder.max_seqlen)
 
 
 def max_pool(probabilities: Floats, size: int) -> Floats:

@@ -57,7 +57,7 @@ class RequestMiddleware:
     """ASGI middleware that admits, rejects, logs and counts every request of an app.
 
     Attributes:
-        control: state of the server that signals change.
+        control: state of the server that signal handlers change.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestMiddleware:
             origins: origins of other sites whose scripts may send requests (CORS).
             has_page: whether the app has a web page. Its files need no key, because the page asks
                 for the key.
-            control: state of the server that signals change.
+            control: state of the server that signal handlers change.
             failed_logins: counts wrong keys; None for a counter of its own.
             tracing: creates the spans of requests; None for no tracing.
             sleep: waits a number of seconds, before the response to a wrong key.

@@ -1,7 +1,7 @@
 """Compute the sequences of requests with a model, in the batches of the batcher."""
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import Deadline, wait_for_result
@@ -21,7 +22,7 @@ from bertsmith.serve.models import (
     require_finite,
 )
 from bertsmith.tasks.inputs import ModelInputs
-from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
+from bertsmith.use.explain import AttentionMaps, EncodedTexts
 from bertsmith.use.masked_lm import MaskedSequence, TopTokens
 from bertsmith.use.pair import EncodedPair, compute_batch_probabilities
 from bertsmith.use.token_vectors import Floats
@@ -117,6 +118,7 @@ class ModelCalls:
         """Return the outputs of a fine-tuned model for each example; a ``ComputeOutputs``."""
         payloads: list[tuple[int, Any]] = []
         for index, sequences in enumerate(inputs.sequences):
+            self._check_segments(segments for _, segments in sequences)
             token_indices = None
             if inputs.token_indices is not None:
                 token_indices = inputs.token_indices[index]
@@ -131,17 +133,18 @@ class ModelCalls:
             for sequences in inputs.sequences
         ]
 
-    def compute_attention(
-        self, text: str, pair: str | None, max_seqlen: int | None
-    ) -> AttentionMaps:
-        """Return the attention probabilities of a text or pair.
+    def _check_segments(self, sequences: Iterable[Sequence[int]]) -> None:
+        """Raise InputError if a sequence has two segments and the model only one.
 
         Args:
-            text: the text, or the first text of the pair.
-            pair: the second text, None for a single text.
-            max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
+            sequences: the segment ids of each sequence.
         """
-        encoded = encode_text_or_pair(self._model.bundle, text, pair, max_seqlen)
+        if self._model.bundle.config.segments == 1 and any(map(any, sequences)):
+            raise InputError("this model takes single texts, got a pair; send single texts")
+
+    def compute_attention(self, encoded: EncodedTexts) -> AttentionMaps:
+        """Return the attention probabilities of a text or pair."""
+        self._check_segments([encoded.segments])
         payloads = [(len(encoded.ids), encoded)]
         compute_batch = partial(compute_attentions, self._model)
         results: list[AttentionMaps] = self.compute("attention", compute_batch, payloads)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from bertsmith.bundle import (
-    EncoderBundle,
     FineTunedBundle,
     PretrainedBundle,
     load_model,
@@ -18,9 +17,10 @@ from bertsmith.bundle import (
 from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.bundle.directory import locate_embedding_model
 from bertsmith.errors import ModelError
-from bertsmith.interop.openvino import OpenVINOBundle, load_embedding_encoder
+from bertsmith.interop.openvino import EmbeddingBundle, OpenVINOBundle, load_embedding_encoder
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.outputs import compute_batch_outputs
 from bertsmith.text.unknown import TokenCounter
@@ -64,7 +64,7 @@ class ServedModel:
     """
 
     name: str
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
+    bundle: EmbeddingBundle
     embedder: Embedder
     tasks: frozenset[str]
     version: int = 0
@@ -91,7 +91,7 @@ def load_served_model(
         ModelError: there is no such model, or it cannot be read.
     """
     directory = locate_embedding_model(path)
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
+    bundle: EmbeddingBundle
     if is_bare_encoder(directory):
         bundle = load_embedding_encoder(directory, device=device)
     else:
@@ -100,6 +100,8 @@ def load_served_model(
     if not isinstance(bundle, OpenVINOBundle):
         tasks.add("inspect")
     if isinstance(bundle, FineTunedBundle):
+        # Fails if the task of the model is not supported, now instead of at each request.
+        get_task_settings(bundle)
         tasks.add(_TASK_BY_KIND[bundle.head.kind])
         if bundle.head.kind == "regression":
             tasks.add("rerank")

@@ -59,8 +59,8 @@ class ResponseMemory:
         with self._condition:
             if len(self._waiting) >= _MAX_WAITING:
                 raise BusyError(
-                    f"{_MAX_WAITING} requests with large responses are waiting for memory; retry in "
-                    f"{_RETRY_SECONDS:.0f} seconds",
+                    f"{_MAX_WAITING} requests with large responses are waiting for memory; retry "
+                    f"in {_RETRY_SECONDS:.0f} seconds",
                     _RETRY_SECONDS,
                 )
             self._waiting.append(reservation)

@@ -32,11 +32,11 @@ from bertsmith.serve.body_fields import (
     Truncate,
     TruncationDirection,
     Weight,
+    select_batch_branch,
     select_branch,
     select_document_branch,
     select_ids_branch,
     select_inference_branch,
-    select_input_branch,
     select_pair_branch,
 )
 from bertsmith.serve.limits import MAX_TOP
@@ -270,7 +270,7 @@ class PredictBody(BaseBody):
         Annotated[str, Tag("<one>")]
         | Annotated[OneOrTwoTexts, Tag("<list>")]
         | Annotated[Items[OneOrTwoTexts], Tag("<id lists>")],
-        Discriminator(select_input_branch),
+        Discriminator(select_batch_branch),
     ]
     raw_scores: Annotated[
         bool, Field(description="Return the output of a model with one output, without a sigmoid.")

@@ -30,7 +30,7 @@ from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
-from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
 from bertsmith.use.fill import Filling, iter_fillings
 from bertsmith.use.pair import (
     NextSentencePrediction,
@@ -215,6 +215,7 @@ class Service:
         *,
         max_seqlen: int | None = None,
         deadline: Deadline | None = None,
+        check_num_tokens: Callable[[int], None] | None = None,
     ) -> AttentionMaps:
         """Return the attention probabilities of a text or pair.
 
@@ -224,10 +225,14 @@ class Service:
             pair: the second text, None for a single text.
             max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
             deadline: the request's deadline.
+            check_num_tokens: called with the number of tokens before the model computes; may raise.
         """
         texts = [text] if pair is None else [text, pair]
         served_model = self.check_request(model, "inspect", texts, deadline)
-        return self.create_calls(served_model, deadline).compute_attention(text, pair, max_seqlen)
+        encoded = encode_text_or_pair(served_model.bundle, text, pair, max_seqlen)
+        if check_num_tokens is not None:
+            check_num_tokens(len(encoded.ids))
+        return self.create_calls(served_model, deadline).compute_attention(encoded)
 
     def close(self) -> None:
         """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""

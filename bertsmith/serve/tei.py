@@ -71,10 +71,10 @@ class TeiRoutes:
         for number, sequence in enumerate(sequences, 1):
             deadline.check()
             check_vocabulary(tokenizer, sequence, number)
-            parts = tokenizer.decode(sequence)
-            if not body.skip_special_tokens:
-                parts = " ".join(iter_decoded_parts(tokenizer, sequence))
-            texts.append(parts)
+            if body.skip_special_tokens:
+                texts.append(tokenizer.decode(sequence))
+            else:
+                texts.append(" ".join(iter_decoded_parts(tokenizer, sequence)))
         return to_json_response(texts)
 
 

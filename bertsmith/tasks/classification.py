@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,7 +18,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.label_values import Label, check_label_columns, parse_label, rename_label
-from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     drop_zero_decimals,
@@ -28,7 +29,6 @@ from bertsmith.tasks.tables import (
 from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["classify"]
 ROC_AUC = "roc_auc"
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -243,8 +243,7 @@ def compute_single_label_metrics(
     }
     if ROC_AUC in names:
         # ROC-AUC ranks examples by the probability of a class. Logits would rank them differently.
-        probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-        probabilities /= probabilities.sum(-1, keepdims=True)
+        probabilities = torch.from_numpy(logits).double().softmax(-1).numpy()
         is_class = targets[:, None] == np.arange(logits.shape[1])
         if logits.shape[1] == 2:
             # With two classes, both columns have the same ROC-AUC up to rounding.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
-from bertsmith.bundle.any_model import read_max_seqlen
 from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
@@ -16,7 +15,13 @@ from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.inputs import TaskFamily
 from bertsmith.tasks.metrics import PER_LABEL_SCORES, parse_label_metric
 from bertsmith.tasks.questions import has_question_rows
-from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, SQUAD_FIELDS, TaskSettings
+from bertsmith.tasks.settings import (
+    FAMILY_DEFAULTS,
+    SQUAD_FIELDS,
+    TaskSettings,
+    get_default_max_seqlen,
+    get_family_name,
+)
 from bertsmith.tasks.text_files import UTF8, reject_ignored_settings
 
 FAMILIES: dict[str, TaskFamily] = {
@@ -43,11 +48,6 @@ _MULTI_LABEL_FIELDS = {
     "label_columns": " (--label-columns)", "label_separator": "",
     "label_threshold": " (--threshold)",
 }  # fmt: skip
-
-
-def get_family_name(kind: TaskKind) -> str:
-    """Return the name of the family of a kind of task."""
-    return next(name for name, kinds in FAMILY_KINDS.items() if kind in kinds)
 
 
 def get_family(kind: TaskKind) -> TaskFamily:
@@ -165,19 +165,25 @@ def get_task_settings(
 
     Raises:
         SettingsError: An override is invalid, or task.max_seqlen exceeds the model's maximum.
-        ModelError: A label of an entity model is not an entity tag.
+        ModelError: A label of an entity model is not an entity tag, or a regression model has
+            several outputs.
     """
     _require_entity_tags(bundle)
+    if bundle.head.kind == "regression" and bundle.head.num_outputs > 1:
+        raise ModelError(
+            f"{bundle.path}: this regression model has {bundle.head.num_outputs} outputs; only one "
+            "output is supported"
+        )
     overrides = upgrade_settings({**bundle.task_overrides, **(overrides or {})}, "task")
     recorded_settings = get_recorded_task(bundle.info)
     values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
     reranking = get_table(get_table(bundle.info, "provenance"), "reranking")
     # Models trained with other tools, such as a CrossEncoder, have it in the tokenizer's config.
-    other_max_seqlen = read_max_seqlen(bundle.path, bundle.config) or bundle.config.max_positions
+    other_max_seqlen = bundle.max_seqlen or bundle.config.max_positions
     values["max_seqlen"] = reranking.get("max_seqlen") or other_max_seqlen
     if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.
-        length = min(question_answering.DEFAULT_MAX_SEQLEN, other_max_seqlen)
+        length = min(get_default_max_seqlen(bundle.head.kind), other_max_seqlen)
         overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
         values |= {"max_seqlen": length, "window_overlap": overlap}
     values |= recorded_settings

@@ -269,9 +269,6 @@ class TaskFamily(Protocol):
     Each family has a different type of examples, which only functions of that family inspect.
     """
 
-    #: Default maximum number of tokens per input.
-    DEFAULT_MAX_SEQLEN: int
-
     def read_examples(
         self,
         path: Path,

@@ -22,7 +22,7 @@ from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, TaskMicroBatch
-from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     drop_zero_decimals,
@@ -35,8 +35,6 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
-
-DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["choose"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks import squad
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch, TokenSequence
 from bertsmith.tasks.questions import QuestionExample, read_examples
-from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.spans import (
     ContextWindow,
     assign_tokens_to_windows,
@@ -30,7 +30,6 @@ from bertsmith.tasks.spans import (
 from bertsmith.text.wordpiece import Tokenizer
 
 __all__ = [
-    "DEFAULT_MAX_SEQLEN",
     "QuestionExample",
     "collect_labels",
     "compute_class_report",
@@ -41,7 +40,6 @@ __all__ = [
     "read_examples",
 ]
 
-DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["answer"]
 #: Number of tokens that consecutive windows share, for models trained with other tools: the default
 #: of transformers' run_qa.py and pipeline.
 DEFAULT_WINDOW_OVERLAP = 128

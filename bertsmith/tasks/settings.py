@@ -24,7 +24,7 @@ FAMILY_KINDS: dict[str, tuple[TaskKind, ...]] = {
 }
 #: Default maximum number of tokens of an input. Those of run_squad.py (answer) and
 #: run_classifier.py in the original BERT code.
-DEFAULT_MAX_SEQLENS = {"classify": 128, "answer": 384, "choose": 128, "tag": 128}
+_DEFAULT_MAX_SEQLENS = {"classify": 128, "answer": 384, "choose": 128, "tag": 128}
 #: Defaults of ``TaskSettings`` fields that differ in a family.
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "answer": SQUAD_FIELDS,
@@ -44,6 +44,16 @@ Column = Annotated[str, BeforeValidator(_convert_column)]
 def is_column_number(name: str) -> bool:
     """Return whether a column is given by number: from 0, or negative from the end."""
     return name.removeprefix("-").isdecimal()
+
+
+def get_family_name(kind: TaskKind) -> str:
+    """Return the name of the family of a kind of task."""
+    return next(name for name, kinds in FAMILY_KINDS.items() if kind in kinds)
+
+
+def get_default_max_seqlen(kind: TaskKind) -> int:
+    """Return the default maximum number of tokens of an input for a kind of task."""
+    return _DEFAULT_MAX_SEQLENS[get_family_name(kind)]
 
 
 class TaskSettings(SettingsTable):

@@ -24,11 +24,10 @@ from bertsmith.tasks.entities import (
     to_inside_tag,
 )
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
-from bertsmith.tasks.settings import DEFAULT_MAX_SEQLENS, TaskSettings
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 
 __all__ = [
-    "DEFAULT_MAX_SEQLEN",
     "TaggingWindow",
     "TokenAlignment",
     "collect_labels",
@@ -40,8 +39,6 @@ __all__ = [
     "read_examples",
     "to_unit_tags",
 ]
-
-DEFAULT_MAX_SEQLEN = DEFAULT_MAX_SEQLENS["tag"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import InputError, ModelError
@@ -219,12 +219,10 @@ def _choose_answer(
     if threshold is not None:
         candidates.append(no_answer)
         candidates.sort(key=lambda candidate: candidate.score, reverse=True)
-    scores = np.array([candidate.score for candidate in candidates])
-    probabilities = np.exp(scores - scores.max())
-    probabilities /= probabilities.sum()
+    scores = torch.tensor([candidate.score for candidate in candidates], dtype=torch.float64)
     normalized_candidates = tuple(
-        replace(candidate, probability=float(probability))
-        for candidate, probability in zip(candidates, probabilities, strict=True)
+        replace(candidate, probability=probability)
+        for candidate, probability in zip(candidates, scores.softmax(0).tolist(), strict=True)
     )
     null_score_diff = no_answer.score - best_span.score
     best = best_span

@@ -63,6 +63,7 @@ def attribute(
         InputError: A text is empty, has too many tokens, or the label does not exist.
     """
     bundle = resolve_task_model(model, *KINDS)
+    column = None if label is None else _find_column(bundle, label)
     example = to_text_example(text, "the text")
     inputs = encode_examples(
         [example], bundle.tokenizer, bundle.head, get_task_settings(bundle), ExampleCounts()
@@ -79,7 +80,8 @@ def attribute(
     count = len(sequences)
     occluded = ModelInputs([[item] for item in sequences], ["the text"] * count, [False] * count)
     scores = _compute_scores(bundle, np.concatenate(compute(bundle.model, occluded)))
-    column = _find_column(bundle, label, scores[0])
+    if column is None:
+        column = int(scores[0].argmax())
     values = np.zeros(len(ids))
     values[masked_indices] = scores[0, column] - scores[1:, column]
     return Attributions(
@@ -105,15 +107,13 @@ def _compute_scores(bundle: FineTunedBundle, outputs: NDArray[np.float32]) -> ND
     return logits if kind == "regression" else compute_probabilities(logits, kind)
 
 
-def _find_column(bundle: FineTunedBundle, label: str | None, scores: NDArray[np.float64]) -> int:
-    """Return the index of a label, or of the most probable one for None.
+def _find_column(bundle: FineTunedBundle, label: str) -> int:
+    """Return the index of a label.
 
     Raises:
         InputError: There is no such label.
     """
     labels = bundle.head.labels
-    if label is None:
-        return int(scores.argmax())
     if label not in labels:
         expected = f"one of {', '.join(labels)}" if labels else "none, as the model has no labels"
         raise InputError(f"label is {label!r}; expected {expected}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import InputError
@@ -116,7 +116,5 @@ def _choose_endings(
     outputs = compute(bundle.model, inputs)
     for output, is_truncated in zip(outputs, inputs.is_truncated, strict=True):
         # The output is float32 [number of endings, 1].
-        logits = output[:, 0].astype(np.float64)
-        probabilities = np.exp(logits - logits.max())
-        probabilities /= probabilities.sum()
-        yield Choice(tuple(probabilities.tolist()), int(logits.argmax()), is_truncated)
+        logits = torch.from_numpy(output[:, 0]).double()
+        yield Choice(tuple(logits.softmax(0).tolist()), int(logits.argmax()), is_truncated)

@@ -16,7 +16,11 @@ import torch
 from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import InputError, ModelError
-from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder, load_embedding_encoder
+from bertsmith.interop.openvino import (
+    EmbeddingBundle,
+    OpenVINOEncoder,
+    load_embedding_encoder,
+)
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.interop.sentence_transformers.splade import SpladeConfig, read_splade
 from bertsmith.memory import format_bytes, get_total_memory_bytes
@@ -35,7 +39,6 @@ from bertsmith.use.token_vectors import (
     TokenVectors,
     WordVector,
     average_word_tokens,
-    find_word,
     find_word_in_texts,
 )
 from bertsmith.use.vector_settings import TruncationSide, VectorSettings, build_vector_settings
@@ -68,7 +71,7 @@ class Embedder:
 
     def __init__(
         self,
-        bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle,
+        bundle: EmbeddingBundle,
         *,
         fast: bool = False,
     ) -> None:
@@ -327,7 +330,7 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word, and ``skip`` is False.
         """
-        spans_by_text = find_word_in_texts(texts, word, ignore_case=self._ignores_case, skip=skip)
+        spans_by_text = self.find_word(texts, word, skip=skip)
         items = list(spans_by_text.items())
         word_vectors: list[WordVector] = []
         # The vectors of all tokens of all texts could need gigabytes.
@@ -336,22 +339,6 @@ class Embedder:
             vectors = self.encode_tokens([texts[index] for index in spans], layer=layer, **settings)
             word_vectors += average_word_tokens(word, spans, vectors, self.max_seqlen, skip=skip)
         return word_vectors
-
-    def compute_word_vectors(
-        self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
-    ) -> list[WordVector]:
-        """Compute the vectors of ``encode_word`` from token vectors of the texts.
-
-        Args:
-            texts: The texts.
-            word: The word.
-            vectors: The result of ``encode_tokens`` for the texts.
-
-        Raises:
-            InputError: A text does not contain the word.
-        """
-        spans_by_text = find_word_in_texts(texts, word, ignore_case=self._ignores_case, skip=False)
-        return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen)
 
     def resolve_settings(self, settings: VectorSettings) -> VectorSpec:
         """Resolve settings for this model.
@@ -466,9 +453,20 @@ class Embedder:
         check_is_text_list(texts)
         return self.text_config.prepare_texts(texts, self.tokenizer)
 
-    def count_word(self, texts: Sequence[str], word: str) -> int:
-        """Count the occurrences of a word in texts, without running the model."""
-        return sum(len(find_word(text, word, ignore_case=self._ignores_case)) for text in texts)
+    def find_word(
+        self, texts: Sequence[str], word: str, *, skip: bool = False
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Return the character ranges of a word by text index, without running the model.
+
+        Args:
+            texts: The texts.
+            word: The word.
+            skip: Whether to skip texts without the word.
+
+        Raises:
+            InputError: A text does not contain the word, and ``skip`` is False.
+        """
+        return find_word_in_texts(texts, word, ignore_case=self._ignores_case, skip=skip)
 
     @property
     def _ignores_case(self) -> bool:

@@ -7,18 +7,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
+from bertsmith.bundle import EncoderBundle, load_encoder
 from bertsmith.bundle.directory import describe_original_model
 from bertsmith.errors import InputError, ModelError
-from bertsmith.interop.openvino import OpenVINOBundle
+from bertsmith.interop.openvino import EmbeddingBundle, OpenVINOBundle
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.packed import pack_sequences
 from bertsmith.tasks.text_pairs import add_special_tokens
 from bertsmith.use.pair import truncate_pair
 from bertsmith.use.token_vectors import Floats
-
-AnyBundle = PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class EncodedTexts(NamedTuple):
 
 
 def attention(
-    model: AnyBundle | Path | str,
+    model: EmbeddingBundle | Path | str,
     text: str,
     pair: str | None = None,
     *,
@@ -73,7 +71,7 @@ def attention(
 
 
 @torch.inference_mode()
-def compute_attention(bundle: AnyBundle, encoded: EncodedTexts) -> AttentionMaps:
+def compute_attention(bundle: EmbeddingBundle, encoded: EncodedTexts) -> AttentionMaps:
     """Return the attention probabilities of an input of ``encode_text_or_pair``."""
     assert not isinstance(bundle, OpenVINOBundle)
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
@@ -93,7 +91,7 @@ def compute_attention(bundle: AnyBundle, encoded: EncodedTexts) -> AttentionMaps
 
 
 def encode_text_or_pair(
-    bundle: AnyBundle, text: str, pair: str | None, max_seqlen: int | None
+    bundle: EmbeddingBundle, text: str, pair: str | None, max_seqlen: int | None
 ) -> EncodedTexts:
     """Return the tokens of an input; arguments and errors are those of ``attention``."""
     if isinstance(bundle, OpenVINOBundle):

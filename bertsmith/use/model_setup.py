@@ -13,7 +13,7 @@ from bertsmith.bundle import (
     load_fine_tuned,
 )
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder
+from bertsmith.interop.openvino import EmbeddingBundle, OpenVINOBundle, OpenVINOEncoder
 from bertsmith.model.bert import BertModel
 from bertsmith.model.ops.cuda import find_varlen_obstacle
 from bertsmith.plurals import count_noun
@@ -124,7 +124,7 @@ def _load_task_model(
 
 
 def set_up_embedding_encoder(
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle, *, fast: bool
+    bundle: EmbeddingBundle, *, fast: bool
 ) -> tuple[BertModel | OpenVINOEncoder, torch.device]:
     """Set up the encoder of a loaded model for inference.
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError, ModelError
 from bertsmith.tasks.classification import TextExample, encode_examples
-from bertsmith.tasks.families import get_family_name, get_task_settings
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
+from bertsmith.tasks.settings import get_family_name
 from bertsmith.use.inputs import check_is_text_list, chunked
 from bertsmith.use.model_setup import resolve_task_model
 
@@ -155,10 +157,8 @@ def compute_probabilities(logits: NDArray[np.float64], kind: TaskKind) -> NDArra
         logits: Logits of a classifier, [n, C].
         kind: The task kind of the classifier.
     """
-    if kind == "multi":
-        return np.asarray(1 / (1 + np.exp(-logits)))
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+    tensor = torch.from_numpy(logits)
+    return (tensor.sigmoid() if kind == "multi" else tensor.softmax(-1)).numpy()
 
 
 def is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:

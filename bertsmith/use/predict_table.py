@@ -17,11 +17,11 @@ from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.tasks.conll import ROW_FORMATS, get_word_column
-from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
+from bertsmith.tasks.families import get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
 from bertsmith.tasks.questions import open_question_json, read_squad_rows
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import TaskSettings, get_family_name
 from bertsmith.tasks.tables import (
     Row,
     Table,

@@ -79,7 +79,7 @@ def similar(
             the word, or there are too many occurrences.
     """
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
-    num_occurrences = embedder.count_word(texts, word)
+    num_occurrences = sum(map(len, embedder.find_word(texts, word, skip=True).values()))
     if num_occurrences > _MAX_OCCURRENCES:
         raise InputError(
             f"the word {word!r} occurs {num_occurrences:,} times; at most {_MAX_OCCURRENCES:,} "

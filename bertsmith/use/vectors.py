@@ -174,7 +174,9 @@ def compute_vectors(
     """
     token_indices = None
     if spec.needs_single_token and len(spec.layer_indices) == 1:
-        reads_first = spec.pooling == "pooled" or "cls" in spec.modes
+        # With causal attention, the pooler is trained on the last token.
+        is_causal = isinstance(encoder, BertModel) and encoder.config.attention == "causal"
+        reads_first = "cls" in spec.modes or (spec.pooling == "pooled" and not is_causal)
         token_indices = batch.first_token_indices if reads_first else batch.last_token_indices
     states = _compute_combined_layers(encoder, batch, spec, token_indices)
     if spec.pooling == "pooled":

@@ -160,6 +160,7 @@ def test_null_fields_have_their_defaults(server: RunningServer, embedder: Embedd
         ("/v1/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text: Field required"),
         ("/v1/rerank", {"query": "a", "documents": [5]}, "documents.0: Input should be a valid s"),
         ("/predict", {"inputs": ["a", "b", "c"]}, "expected at most 2 items, found 3"),
+        ("/predict", {"inputs": [1, 2]}, "inputs.0: Input should be a valid string"),
         ("/predict", {"inputs": "a", "raw_scores": True}, "returns probabilities only"),
         ("/predict", {"inputs": LONG_TEXT, "truncate": False}, "longer than the model's maximum"),
         ("/decode", {"ids": [999]}, "input 1: a token id is not in the vocabulary"),

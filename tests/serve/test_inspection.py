@@ -11,6 +11,7 @@ from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import BertsmithError
 from bertsmith.serve import inspection
 from bertsmith.serve.inspection import compute_occurrences, max_pool
+from bertsmith.serve.model_calls import ModelCalls
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -49,7 +50,7 @@ def test_word_is_not_searched_in_long_texts(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search would hold the GIL for seconds; the status is 422 without it."""
-    monkeypatch.setattr(Embedder, "count_word", None)
+    monkeypatch.setattr(Embedder, "find_word", None)
     response = server.post("/word_distances", {"inputs": ["a " * 40_000] * 2, "word": "a"})
     assert response.status_code == 422
     message = response.json()["error"]["message"]
@@ -125,13 +126,21 @@ def limited_server(models: list[ServedModel]) -> Iterator[RunningServer]:
         yield server
 
 
-def test_size_of_attention_is_limited(limited_server: RunningServer) -> None:
-    """The limit of numbers applies to the requested heads, after pooling."""
+def test_size_of_attention_is_limited(
+    limited_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of numbers applies to the requested heads, after pooling.
+
+    A request above the limit is rejected before the model computes.
+    """
     body = {"inputs": SENTENCES[0]}
+    assert limited_server.post("/attention", {**body, "max_cells": 5}).status_code == 200
+    monkeypatch.setattr(ModelCalls, "compute_attention", None)
     response = limited_server.post("/attention", body)
     assert response.status_code == 422
-    assert "the limit is 100 probabilities per request" in response.json()["error"]["message"]
-    assert limited_server.post("/attention", {**body, "max_cells": 5}).status_code == 200
+    message = response.json()["error"]["message"]
+    assert message.startswith("the limit is 100 attention probabilities per request, got ")
+    assert message.endswith("; send a layer, a head, or max_cells")
 
 
 def test_frequent_word_is_rejected_before_vectors_are_computed(

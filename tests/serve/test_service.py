@@ -1,5 +1,6 @@
 """The service computes each batch of the batcher as one batch of the model."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle import PretrainedBundle
+from bertsmith.bundle import HeadConfig, PretrainedBundle, save_fine_tuned
+from bertsmith.errors import InputError, ModelError
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime import inference_batches
@@ -207,3 +209,55 @@ def test_batch_returns_only_the_top_tokens_of_masks(models: list[ServedModel]) -
         ):
             expected = [token for token, _ in filling.predictions]
             assert tokenizer.ids_to_tokens(token_ids) == expected
+
+
+def test_unsupported_models_are_rejected_when_they_are_loaded(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """The server does not start with a model whose requests would all fail."""
+    tags, scores = ("O", "B-PER", "PAD"), ("a", "b", "c")
+    for head, message in (
+        (HeadConfig("entities", tags), "the label 'PAD' is not an entity tag"),
+        (HeadConfig("regression", scores), "this regression model has 3 outputs"),
+    ):
+        model = head.build_model(model_config(tokenizer))
+        save_fine_tuned(tmp_path / head.kind, model, tokenizer, head, {})
+        with pytest.raises(ModelError, match=message):
+            load_served_model("m", tmp_path / head.kind)
+
+
+def test_maximum_length_is_read_when_the_model_is_loaded(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Requests do not read the files of the model, which may be replaced by another version."""
+    head = HeadConfig("single", ("bad", "good"))
+    model = head.build_model(model_config(tokenizer))
+    save_fine_tuned(tmp_path / "m", model, tokenizer, head, {}, max_seqlen=12)
+    served_model = load_served_model("m", tmp_path / "m")
+    shutil.rmtree(tmp_path / "m")
+    service = Service([served_model], ServeSettings())
+    try:
+        short, long = service.classify("m", [SENTENCES[0][:12], SENTENCES[0]])
+    finally:
+        service.close()
+    assert (short.is_truncated, long.is_truncated) == (False, True)
+
+
+def test_pairs_for_a_model_with_a_single_segment_do_not_reach_a_batch(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has no path; in a batch, it would also affect the requests of other clients."""
+    head = HeadConfig("single", ("bad", "good"))
+    config = model_config(tokenizer).model_copy(update={"segments": 1})
+    save_fine_tuned(tmp_path / "m", head.build_model(config), tokenizer, head, {})
+    service = Service([load_served_model("m", tmp_path / "m")], ServeSettings())
+    try:
+        assert len(service.classify("m", [SENTENCES[0]])) == 1
+        monkeypatch.setattr(service.batcher, "submit", None)
+        message = r"^this model takes single texts, got a pair; send single texts$"
+        with pytest.raises(InputError, match=message):
+            service.classify("m", [(SENTENCES[0], SENTENCES[1])])
+        with pytest.raises(InputError, match=message):
+            service.attention("m", SENTENCES[0], SENTENCES[1])
+    finally:
+        service.close()

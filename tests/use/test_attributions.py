@@ -77,7 +77,8 @@ def test_invalid_texts_and_labels_are_errors(tmp_path: Path, tokenizer: Tokenize
     directory = save_task_model(tmp_path / "m", tokenizer, head)
     for text, label, message in (
         (" ", None, "the text is empty"),
-        ("iron", "c", "label is 'c'; expected one of a, b"),
+        # The label is checked before the text is encoded.
+        (SENTENCES[0], "c", "label is 'c'; expected one of a, b"),
         (SENTENCES[0], None, "attributions are limited to 5 tokens, got"),
     ):
         with pytest.raises(BertsmithError, match=message):

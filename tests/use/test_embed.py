@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from bertsmith.bundle import load_encoder
+from bertsmith.bundle import HeadConfig, load_encoder, load_fine_tuned
 from bertsmith.errors import InputError, ModelError, SettingsError
 from bertsmith.interop.sentence_transformers.pooling import PoolingConfig
 from bertsmith.model.bert import BertModel
@@ -22,12 +22,15 @@ from bertsmith.model.ops.cpu import has_vnni
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 from bertsmith.model.packed import PackedBatch
+from bertsmith.model.task_models import BertForSequenceClassification
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder, embed
+from bertsmith.use.predict import predict
 from bertsmith.use.quantization import quantize
 from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings
 from tests.use.conftest import MAX_POSITIONS, WIDTH
+from tests.use.test_predict import save_task_model
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -128,6 +131,25 @@ def test_pooled_vectors_equal_the_pooler_output(model_dir: Path, embedder: Embed
     assert_close(embedder.encode(TEXTS[:1], pooling="pooled"), expected.numpy())
     with pytest.raises(SettingsError, match="the pooler was trained on the last layer"):
         embedder.encode(TEXTS, layer=1, pooling="pooled")
+
+
+def test_pooled_vectors_of_a_causal_classifier_depend_on_the_text(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """The pooler of a left-to-right model reads the last token, as in fine-tuning."""
+    head = HeadConfig("single", ("a", "b"))
+    directory = save_task_model(tmp_path / "m", tokenizer, head, attention="causal")
+    bundle = load_fine_tuned(directory)
+    pooled = embed(bundle, TEXTS[:2], pooling="pooled")
+    assert isinstance(bundle.model, BertForSequenceClassification)
+    with torch.inference_mode():
+        logits = bundle.model.output(torch.from_numpy(pooled))
+    probabilities = [
+        [probability for _, probability in sorted(prediction.labels)]
+        for prediction in predict(bundle, TEXTS[:2])
+    ]
+    assert_close(logits.softmax(-1).numpy(), np.array(probabilities))
+    assert np.abs(pooled[0] - pooled[1]).max() > 0.01
 
 
 def test_missing_pooler_is_an_error(model_dir_without_nsp: Path) -> None:
@@ -274,7 +296,7 @@ def test_lowercasing_does_not_change_offsets(embedder: Embedder, prompt: str) ->
     inside = [index for index, (start, end) in enumerate(tokens.offsets) if start < 10 and end > 4]
     expected = tokens.vectors[inside].mean(0)
     np.testing.assert_allclose(word.vector, expected, rtol=0, atol=1e-5)
-    assert lowercasing.count_word([text], "HAMMER") == 1
+    assert lowercasing.find_word([text], "HAMMER") == {0: [(word.start, word.end)]}
 
 
 def test_words_of_many_texts_are_computed_in_parts(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -23,7 +24,11 @@ MAX_POSITIONS = 41
 
 
 def save_task_model(
-    directory: Path, tokenizer: Tokenizer, head: HeadConfig, task: str = "rte"
+    directory: Path,
+    tokenizer: Tokenizer,
+    head: HeadConfig,
+    task: str = "rte",
+    attention: Literal["bidirectional", "causal"] = "bidirectional",
 ) -> Path:
     """Save a random fine-tuned model."""
     torch.manual_seed(4)
@@ -35,6 +40,7 @@ def save_task_model(
         feed_forward=37,
         max_positions=MAX_POSITIONS,
         init_range=0.3,
+        attention=attention,
     )
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, {"task": task})
     return directory

@@ -12,10 +12,10 @@ from bertsmith.interop.onnx.bert import BATCH_AXIS, CHOICES_AXIS, LENGTH_AXIS, B
 from bertsmith.interop.onnx.graph import Graph, ValueInfo
 from bertsmith.model.feature_based import BertWithBiLSTM
 
-AnyBundle = PretrainedBundle | FineTunedBundle | EncoderBundle
+ExportableBundle = PretrainedBundle | FineTunedBundle | EncoderBundle
 
 
-def build_graph(bundle: AnyBundle, *, is_tied: bool = True) -> Graph:
+def build_graph(bundle: ExportableBundle, *, is_tied: bool = True) -> Graph:
     """Return the graph of a model.
 
     Args:

@@ -17,18 +17,15 @@ from bertsmith.bundle import (
     load_model,
     locate_model,
 )
-from bertsmith.bundle.any_model import (
-    is_bare_encoder,
-    read_cross_encoder_config,
-    read_max_seqlen,
-)
+from bertsmith.bundle.any_model import is_bare_encoder, read_cross_encoder_config
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.metadata import read_max_seqlen
 from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import require_extra
 from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.onnx.graph import Graph, ValueInfo
-from bertsmith.interop.onnx.heads import AnyBundle, build_graph
+from bertsmith.interop.onnx.heads import ExportableBundle, build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
 from bertsmith.interop.sentence_transformers import PoolingConfig, read_pooling
 from bertsmith.interop.sentence_transformers.splade import read_splade
@@ -108,7 +105,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     return _build_notes(bundle) if pooling is None else [*_build_notes(bundle), _POOLING_NOTE]
 
 
-def _load_bundle(directory: Path, *, is_embedding_model: bool) -> AnyBundle:
+def _load_bundle(directory: Path, *, is_embedding_model: bool) -> ExportableBundle:
     """Load a model with its heads, or only its encoder if no head is trained.
 
     Raises:
@@ -124,7 +121,7 @@ def _load_bundle(directory: Path, *, is_embedding_model: bool) -> AnyBundle:
     return bundle if has_heads else load_encoder(directory)
 
 
-def _find_max_seqlen(bundle: AnyBundle, text_config: PoolingConfig | None) -> int:
+def _find_max_seqlen(bundle: ExportableBundle, text_config: PoolingConfig | None) -> int:
     """Return the number of tokens to which inputs are truncated.
 
     Args:
@@ -147,7 +144,7 @@ def save_encoder_graph(bundle: EncoderBundle, path: Path) -> None:
     _save(_to_model_proto(build_graph(bundle), metadata), path)
 
 
-def _build_metadata(bundle: AnyBundle, max_seqlen: int) -> dict[str, str]:
+def _build_metadata(bundle: ExportableBundle, max_seqlen: int) -> dict[str, str]:
     """Return the kind of a model, and the values that inference needs besides the graph as JSON."""
     kind = "encoder"
     values: dict[str, Any] = {"max_length": max_seqlen, "lowercase": bundle.tokenizer.lowercase}
@@ -159,7 +156,7 @@ def _build_metadata(bundle: AnyBundle, max_seqlen: int) -> dict[str, str]:
     return {"kind": kind, **{name: json.dumps(value) for name, value in values.items()}}
 
 
-def _build_notes(bundle: AnyBundle) -> list[str]:
+def _build_notes(bundle: ExportableBundle) -> list[str]:
     """Return notes about weights, and about what users of the ONNX file have to do themselves."""
     # Newly initialized heads are not exported.
     unused_weights = () if isinstance(bundle, EncoderBundle) else bundle.unused_weights

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.bundle import EncoderBundle, load_encoder
+from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
 from bertsmith.bundle.directory import OPENVINO_FILE, describe_original_model, find_openvino_model
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError, require_extra
@@ -162,6 +162,10 @@ class OpenVINOBundle:
     config: ModelConfig
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
+
+
+#: A model that computes embeddings.
+EmbeddingBundle = PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
 
 
 def load_embedding_encoder(

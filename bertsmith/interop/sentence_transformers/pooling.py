@@ -274,7 +274,7 @@ def describe_dropped_modules(directory: Path) -> list[str]:
         return []
     note = (
         "the new directory has no modules of sentence-transformers: pooling, prompts and the "
-        "maximum length of the start model are not written"
+        "maximum length of the original model are not written"
     )
     return [note]
 

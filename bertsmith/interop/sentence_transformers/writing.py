@@ -232,13 +232,21 @@ def _write_modules(
         modules.append((module_type, f"{len(modules)}_{module_type}"))
         if isinstance(module, Dense):
             _write_dense(folder / modules[-1][1], module)
-    write_json(
-        folder / MODULES_FILE,
-        [
-            {"idx": index, "name": str(index), "path": path, "type": _TYPE_PREFIX + module_type}
-            for index, (module_type, path) in enumerate(modules)
-        ],
-    )
+    write_modules_file(folder, modules)
+
+
+def write_modules_file(folder: Path, modules: Sequence[tuple[str, str]]) -> None:
+    """Write modules.json of a sentence-transformers directory.
+
+    Args:
+        folder: The directory.
+        modules: The class and the subfolder of each module.
+    """
+    content = [
+        {"idx": index, "name": str(index), "path": path, "type": _TYPE_PREFIX + module_type}
+        for index, (module_type, path) in enumerate(modules)
+    ]
+    write_json(folder / MODULES_FILE, content)
 
 
 def _has_legacy_order(modes: Sequence[PoolingMode]) -> bool:

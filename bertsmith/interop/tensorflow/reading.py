@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle, read_info
+from bertsmith.bundle.metadata import read_max_seqlen
 from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.bundle.weights import tie_decoder
 from bertsmith.errors import ModelError
@@ -72,7 +73,8 @@ def read_tensorflow(
         return PretrainedBundle(model, tokenizer, config, folder, info)
     fine_tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
     info = info | {"imported": imported | report}
-    return FineTunedBundle(fine_tuned, tokenizer, config, head, folder, info)
+    max_seqlen = read_max_seqlen(folder, config)
+    return FineTunedBundle(fine_tuned, tokenizer, config, head, folder, info, max_seqlen=max_seqlen)
 
 
 def _map_to_stored_names(checkpoint: Checkpoint) -> dict[str, str]:

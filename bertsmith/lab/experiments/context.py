@@ -20,6 +20,7 @@ from bertsmith.model.bert import BertModel
 from bertsmith.runtime.device import resolve_device
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
+from bertsmith.use.token_vectors import average_word_tokens
 
 #: The kind of the stages that measure word senses.
 SENSES_KIND = "word-senses"
@@ -79,7 +80,9 @@ def _is_in_vocabulary(embedder: Embedder, word: str, senses: Mapping[str, list[s
         # In place of a vector, each token has a single number that is 1 for [UNK].
         is_unk = np.array(tokens.ids) == embedder.tokenizer.unk_id
         unk_flags.append(replace(tokens, vectors=is_unk[:, np.newaxis].astype(np.float32)))
-    occurrences = embedder.compute_word_vectors(texts, word, unk_flags)
+    occurrences = average_word_tokens(
+        word, embedder.find_word(texts, word), unk_flags, embedder.max_seqlen
+    )
     return not any(occurrence.vector.any() for occurrence in occurrences)
 
 
@@ -139,7 +142,9 @@ def _measure_sense_distances(
         assert isinstance(embedder.encoder, BertModel)
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
         token_vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in token_vectors]
-    occurrences = embedder.compute_word_vectors(texts, word, token_vectors)
+    occurrences = average_word_tokens(
+        word, embedder.find_word(texts, word), token_vectors, embedder.max_seqlen
+    )
     vectors = np.stack([occurrence.vector for occurrence in occurrences])
     # Rounding makes the distance of equal vectors exactly 0.
     distances = cosine_distances(vectors).round(6)

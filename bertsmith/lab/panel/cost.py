@@ -18,7 +18,7 @@ from bertsmith.lab.probe import measure_forward_seconds, measure_step_seconds
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.families import get_family
 from bertsmith.tasks.public import PUBLIC_TASKS
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import TaskSettings, get_default_max_seqlen
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.minimal_pairs import read_sentences
 
@@ -146,9 +146,10 @@ def _measure_lengths(model: PanelModel, task: PanelTask, file: Path) -> tuple[in
     """Return the number of examples of a file, and the mean number of tokens of a sample."""
     fixed_settings = PUBLIC_TASKS[task.public_task].fixed_settings
     values = {**fixed_settings, "name": task.public_task}
-    family = get_family(fixed_settings["kind"])
-    values["max_seqlen"] = min(family.DEFAULT_MAX_SEQLEN, model.config.max_positions)
+    default_max_seqlen = get_default_max_seqlen(fixed_settings["kind"])
+    values["max_seqlen"] = min(default_max_seqlen, model.config.max_positions)
     settings = TaskSettings.parse(values, "the task")
+    family = get_family(settings.kind)
     examples, counts = family.read_examples(file, settings)
     labels = tuple(settings.labels) or family.collect_labels(examples, str(file))
     step = max(1, len(examples) // _NUM_SAMPLED)

@@ -18,7 +18,7 @@ from bertsmith.bundle import (
     locate_model,
     save_fine_tuned,
 )
-from bertsmith.bundle.metadata import get_recorded_task
+from bertsmith.bundle.metadata import get_recorded_task, read_max_seqlen
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -27,14 +27,14 @@ from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine
 from bertsmith.settings import get_table
 from bertsmith.tasks.embedding_settings import TextColumns
-from bertsmith.tasks.families import get_family, get_family_name, get_task_settings
+from bertsmith.tasks.families import get_family, get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.reranking_data import resolve_reranking_columns
 from bertsmith.tasks.reranking_settings import RerankingSettings
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import TaskSettings, get_default_max_seqlen, get_family_name
 from bertsmith.train.distillation.losses import output_losses
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
@@ -154,7 +154,7 @@ class TaskDistillation:
         teacher = load_fine_tuned(distill.teacher)
         task = resolve_task(distill, teacher)
         max_positions = min(settings.model.max_positions, teacher.config.max_positions)
-        recorded_max_seqlen = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
+        recorded_max_seqlen = task.max_seqlen or get_default_max_seqlen(task.kind)
         max_seqlen = distill.max_seqlen or min(recorded_max_seqlen, max_positions)
         teacher.config.check_max_seqlen("distill.max_seqlen", max_seqlen, "the teacher")
         settings.model.check_max_seqlen("distill.max_seqlen", max_seqlen, "the student")
@@ -402,5 +402,6 @@ def build_student(teacher: FineTunedBundle, settings: DistillRunSettings) -> Fin
         target = model.bert if has_bilstm else model
         copy_teacher_weights(target, source, distill.student_layers)
     return FineTunedBundle(
-        model.eval(), teacher.tokenizer, settings.model, teacher.head, teacher.path
-    )
+        model.eval(), teacher.tokenizer, settings.model, teacher.head, teacher.path,
+        max_seqlen=read_max_seqlen(teacher.path, settings.model),
+    )  # fmt: skip

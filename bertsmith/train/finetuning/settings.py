@@ -3,8 +3,9 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from bertsmith.bundle import TaskKind
 from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.files import describe_missing_path
@@ -18,10 +19,11 @@ from bertsmith.settings import (
 )
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import (
-    DEFAULT_MAX_SEQLENS,
     FAMILY_DEFAULTS,
     FAMILY_KINDS,
     TaskSettings,
+    get_default_max_seqlen,
+    get_family_name,
 )
 from bertsmith.train.engine.finetuning_overrides import (
     Tables,
@@ -187,8 +189,9 @@ def _drop_model_defaults(tables: Tables) -> None:
     else:
         drop_default_lr(tables)
     kind = tables["task"].get("kind", TaskSettings().kind)
-    family = next((name for name, kinds in FAMILY_KINDS.items() if kind in kinds), "classify")
-    drop_default_max_seqlen(tables, "task", DEFAULT_MAX_SEQLENS[family])
+    # An invalid kind is reported later.
+    if kind in get_args(TaskKind):
+        drop_default_max_seqlen(tables, "task", get_default_max_seqlen(kind))
 
 
 def resolve_settings(
@@ -291,7 +294,7 @@ def _check_kind(task: str, settings: TaskSettings) -> None:
         (PUBLIC_TASKS[task].fixed_settings["kind"],) if task in PUBLIC_TASKS else FAMILY_KINDS[task]
     )
     if settings.kind not in kinds:
-        family = next(name for name, group in FAMILY_KINDS.items() if settings.kind in group)
+        family = get_family_name(settings.kind)
         raise SettingsError(
             f"task.kind is {settings.kind!r}, but {task} has the kind "
             f"{' or '.join(map(repr, kinds))}; for {settings.kind!r} use the task {family!r} and "

@@ -19,7 +19,7 @@ from bertsmith.tasks.families import (
 )
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
-from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings
+from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings, get_default_max_seqlen
 from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
     resolve_settings,
@@ -77,7 +77,7 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     if settings.task.kind in ("choice", "span") or settings.task.pair_column is not None:
         bundle.config.require_two_segments()
     max_positions = bundle.config.max_positions
-    default_max_seqlen = min(get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_positions)
+    default_max_seqlen = min(get_default_max_seqlen(settings.task.kind), max_positions)
     max_seqlen = settings.task.max_seqlen or default_max_seqlen
     bundle.config.check_max_seqlen("task.max_seqlen", max_seqlen)
     settings = settings.model_copy(update={"model": bundle.config})

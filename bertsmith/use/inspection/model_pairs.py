@@ -194,7 +194,10 @@ def _compute_outputs(
         yield (f"layer {layer}" if layer else "embeddings"), hidden.float().cpu()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and "pooler.dense.weight" not in compared.initialized:
-        yield "pooler", pooler(hidden.index_select(0, batch.first_token_indices)).float().cpu()
+        token_indices = batch.first_token_indices
+        if model.config.attention == "causal":
+            token_indices = batch.last_token_indices
+        yield "pooler", pooler(hidden.index_select(0, token_indices)).float().cpu()
     if not compared.has_heads:
         return
     if isinstance(model, BertForPreTraining):
