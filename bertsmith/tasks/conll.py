@@ -155,8 +155,8 @@ def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
     if len(rows) < 2 or len(column_counts) > 1:
         return False
     if column_counts == {1}:
-        previous_lines = lines[: lines.index(word_lines[-1])]
-        return any(not line.strip() for line in previous_lines)
+        # Blank lines at the start and the end are not between words.
+        return any(not line.strip() for line in "\n".join(lines).strip().split("\n"))
     columns = zip(*rows, strict=True)
     return any(set(column) <= set(labels) for column in columns)
 

@@ -254,6 +254,8 @@ def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) 
         (CONLL, True),
         ("EU O\nrejects O\n", True),
         ("EU\nrejects\n\nOslo\n", True),
+        ("The\ncat\nsat\n.\n\nIt\nran\n.\n", True),
+        ("\nYes\nNo\n\n", False),
         ("서\tB-X\n \tO\n", True),
         ("He went\nShe came\n", False),
         ("He went home\nShe came\n", False),
