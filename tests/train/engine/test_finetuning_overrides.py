@@ -31,6 +31,17 @@ _READERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
 }
 
 
+def test_validation_files_replace_those_of_the_settings_file(tmp_path: Path) -> None:
+    """The first validation file selects the best checkpoint, so old files are not kept."""
+    config = tmp_path / "settings.toml"
+    stored = {"fingerprint": "1a2b", "validation_files": {"dev": "old.csv"}, "batch_size": 8}
+    config.write_text(tomli_w.dumps({"embedding": stored}))
+    values = {"embedding": {"validation_files": {"a.csv": "a.csv", "b.csv": "b.csv"}}}
+    overrides = embedding_settings.read_overrides((), config, values, ())
+    assert overrides["embedding"]["validation_files"] == {"a.csv": "a.csv", "b.csv": "b.csv"}
+    assert overrides["embedding"]["batch_size"] == 8
+
+
 @pytest.mark.parametrize("table", ["task", "embedding"])
 @pytest.mark.parametrize(
     ("machine", "expected"),
