@@ -280,7 +280,7 @@ def _build_shards(
         is_intact = name in existing and _is_intact(parts / name)
         if name in existing and not is_intact:
             progress.log(
-                f"{parts / name}: this part of the unfinished store is damaged; building it again"
+                f"{parts / name}: this shard of the unfinished store is damaged; building it again"
             )
         if not is_intact:
             prefix, _, _ = name.partition("-")
@@ -328,7 +328,9 @@ def _raise_failure(answer: WorkerFailure | None) -> None:
         return
     if answer.error is not None:
         raise answer.error
-    raise RuntimeError(f"a worker process failed:\n{answer.traceback}")
+    # The last line of a traceback has the type of the error. Only the first lines are printed.
+    summary = answer.traceback.strip().rpartition("\n")[2]
+    raise RuntimeError(f"a worker process failed: {summary}\n{answer.traceback}")
 
 
 def _merge_shards(

@@ -194,12 +194,12 @@ class PairSampler:
         counts = self._split.counts
         if not counts.documents:
             raise StoreError(
-                f"{self._split.name}: no document in this part of the store, but pretrain needs "
+                f"{self._split.name}: no document in this split, but pretrain needs "
                 "training and held-out text; prepare more text, with a --held-out share above 0"
             )
         if self._nsp and not self._is_sentence_order and counts.documents < 2:
             raise StoreError(
-                f"{self._split.name}: this part of the store has one document only, but the second "
+                f"{self._split.name}: this split has one document only, but the second "
                 "segment of half the sentence pairs must come from another document; prepare more "
                 "documents, or turn next-sentence prediction off with data.nsp = false"
             )

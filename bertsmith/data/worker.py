@@ -48,12 +48,12 @@ class WorkerFailure:
     """An exception in a worker.
 
     Attributes:
-        error: The exception, if a mistake of the user or the operating system caused it; None for
-            any other exception.
+        error: The exception, if a mistake of the user, the operating system or a lack of memory
+            caused it; None for any other exception.
         traceback: Traceback of any other exception; empty if ``error`` is set.
     """
 
-    error: BertsmithError | OSError | None
+    error: BertsmithError | OSError | MemoryError | None
     traceback: str
 
 
@@ -126,7 +126,7 @@ class Shard:
             shard = cls._parse(content)
         except Exception as error:  # noqa: BLE001 - on damaged bytes zipfile raises almost anything
             raise DamagedShardError(
-                f"{path}: this part of an unfinished store is damaged: {error}; "
+                f"{path}: this shard of an unfinished store is damaged: {error}; "
                 "run the same `bertsmith prepare` command again, which replaces it"
             ) from None
         return shard
@@ -213,7 +213,7 @@ def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, id_
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The parent process ended or closed the connection.
         return
-    except (BertsmithError, OSError) as error:
+    except (BertsmithError, OSError, MemoryError) as error:
         connection.send(WorkerFailure(error, ""))
     except Exception:  # noqa: BLE001 - the parent process reports any other exception
         connection.send(WorkerFailure(None, traceback.format_exc()))

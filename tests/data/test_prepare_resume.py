@@ -388,5 +388,5 @@ def test_damaged_shard_is_built_again(tmp_path: Path, damage: str) -> None:
     assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
     assert messages == [
         f"Resuming the unfinished store in {out}",
-        f"{shard}: this part of the unfinished store is damaged; building it again",
+        f"{shard}: this shard of the unfinished store is damaged; building it again",
     ]

@@ -1,5 +1,6 @@
 """The worker processes of ``prepare``: their pool, their errors, and their shard files."""
 
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertsmith.data import prepare as prepare_module
+from bertsmith.data import worker
 from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, build_shard
 from bertsmith.data.worker_pool import WorkerPool
@@ -70,6 +72,31 @@ def test_error_in_a_worker_is_raised(tmp_path: Path) -> None:
         prepare_module._raise_failure(answer)
 
 
+def test_lack_of_memory_in_a_worker_is_a_memory_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other errors are reported with their type, of which the traceback has only the last line."""
+    TOKENIZER.save(tmp_path)
+    pool_end, worker_end = Pipe()
+    for error, expected, message in (
+        (MemoryError("no room"), MemoryError, "no room"),
+        (
+            ZeroDivisionError("x / 0"),
+            RuntimeError,
+            "process failed: ZeroDivision.*: x / 0",
+        ),
+    ):
+
+        def fail(*_: Any, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(worker, "build_shard", fail)
+        pool_end.send(ShardTask(tmp_path / "shard.npz", ["the end"], [False]))
+        worker.serve_tasks(worker_end, tmp_path, "en", 16)
+        with pytest.raises(expected, match=message):
+            prepare_module._raise_failure(pool_end.recv())
+
+
 def test_shard_damage_is_detected(tmp_path: Path) -> None:
     """A truncated or changed shard file is rejected, unless the change affects no array."""
     task = ShardTask(tmp_path, ["the end. an end."] * 3, [False] * 3)
@@ -93,7 +120,7 @@ def test_shard_damage_is_detected(tmp_path: Path) -> None:
                 assert np.array_equal(getattr(loaded, name), values), position
     # All truncated files and many changed files are rejected.
     assert len(messages) > len(content) / 11
-    start = f"{file}: this part of an unfinished store is damaged: "
+    start = f"{file}: this shard of an unfinished store is damaged: "
     assert all(message.startswith(start) for message in messages)
 
 
