@@ -16,12 +16,13 @@ def select_for_device(settings: PretrainSettings, machine: Machine) -> RunSettin
     micro_batch_tokens = run.micro_batch_tokens
     if micro_batch_tokens is None:
         data = settings.data
+        max_masking_rate = max(data.masking_rate, data.final_masking_rate or 0.0)
         is_causal = data.objective == "left-to-right" or bool(settings.schedule.causal_fraction)
         micro_batch_tokens = device.choose_micro_batch_tokens(
             machine,
             settings.model,
             DEFAULT_MICRO_BATCH_TOKENS,
-            predictions_per_token=1.0 if is_causal else data.masking_rate,
+            predictions_per_token=1.0 if is_causal else max_masking_rate,
         )
     return run.model_copy(update={"compile": is_compiled, "micro_batch_tokens": micro_batch_tokens})
 

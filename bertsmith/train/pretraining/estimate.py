@@ -83,7 +83,9 @@ def _estimate(session: Session) -> dict[str, Any]:
         "evaluations": num_evaluations,
         "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
-        "memory_bytes": cost.peak_memory_bytes + _count_snapshot_bytes(session),
+        "memory_bytes": (
+            cost.peak_memory_bytes + _count_snapshot_bytes(session) + _count_average_bytes(session)
+        ),
         "mfu": cost.mfu,
         "peak_flops": 2 * cost.peak_macs_per_second * session.machine.processes.world_size,
         "is_extrapolated": cost.is_extrapolated,
@@ -96,3 +98,10 @@ def _count_snapshot_bytes(session: Session) -> int:
     if device_type != "cpu" or not session.settings.checkpoint.is_asynchronous(device_type):
         return 0
     return count_checkpoint_bytes(session)
+
+
+def _count_average_bytes(session: Session) -> int:
+    """Return the bytes of the averaged weights, and of the copy of the others in evaluations."""
+    if not session.settings.optim.average_fraction:
+        return 0
+    return 2 * sum(p.nbytes for p in session.model.parameters() if p.requires_grad)
