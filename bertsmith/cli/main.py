@@ -37,11 +37,11 @@ def main() -> None:
     # PyTorch reads this at its first allocation. Huge pages for tensors of at least 2 MiB make
     # training on a CPU faster where the kernel has the usual setting "madvise".
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    position = read_process_rank()
-    if position.world_size > 1:
+    process_rank = read_process_rank()
+    if process_rank.world_size > 1:
         # PyTorch would warn in each process that find_unused_parameters may be unnecessary.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if position.rank > 0:
+    if process_rank.rank > 0:
         streams.discard_output()
     # Without this, the collection at exit visits all objects of torch, which takes up to seconds.
     atexit.register(gc.freeze)
@@ -56,7 +56,7 @@ def main() -> None:
         except SystemExit as system_exit:
             with add_error_filename(Path("standard output")):
                 sys.stdout.flush()
-            if position.rank > 0 and system_exit.code == error_messages.EXIT_USER_ERROR:
+            if process_rank.rank > 0 and system_exit.code == error_messages.EXIT_USER_ERROR:
                 # An invalid option, which process 0 reports.
                 launcher.wait_for_report()
             raise

@@ -303,8 +303,9 @@ def _decode_lines(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
-                "expected UTF-8 text; convert it, for example with iconv -f CP949 -t UTF-8 "
-                "(Korean) or iconv -f LATIN1 -t UTF-8 (Western European)"
+                "expected UTF-8 text; give --encoding if the command has it, or convert the file, "
+                "for example with iconv -f CP949 -t UTF-8 (Korean) or iconv -f CP1252 -t UTF-8 "
+                "(Western European)"
             ) from None
         yield text.rstrip("\r\n")
     if not number:

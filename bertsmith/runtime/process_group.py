@@ -27,7 +27,7 @@ from bertsmith.runtime.process_rank import ProcessRank, read_process_rank
 
 #: A process that waits longer for another one fails. It must exceed the time that the main process
 #: needs alone, for example to verify a store or to write a checkpoint.
-TIMEOUT: Final = timedelta(minutes=10)
+TIMEOUT: Final = timedelta(minutes=30)
 #: Key in the store of the process group under which the first process that fails writes its rank.
 _FAILED_RANK_KEY: Final = "failed_rank"
 T = TypeVar("T")
@@ -215,16 +215,18 @@ def join_process_group() -> Iterator[ProcessGroup]:
         PeerError: If another process has failed, which raises its own error.
         RunError: If the connection to another process is lost.
     """
-    position = read_process_rank()
-    if position.world_size == 1:
+    process_rank = read_process_rank()
+    if process_rank.world_size == 1:
         yield SINGLE_PROCESS
         return
-    store = _connect(position)
+    store = _connect(process_rank)
     try:
-        yield ProcessGroup(position.rank, position.world_size, position.local_world_size)
+        yield ProcessGroup(
+            process_rank.rank, process_rank.world_size, process_rank.local_world_size
+        )
     except Exception as error:
         # Without cleaning up: the end of this process interrupts the others, if they wait for it.
-        if not _is_first_failure(store, position.rank):
+        if not _is_first_failure(store, process_rank.rank):
             raise PeerError("another process failed, which reports the error") from error
         if _is_connection_error(error):
             _ignore_sigterm()
@@ -233,11 +235,11 @@ def join_process_group() -> Iterator[ProcessGroup]:
     dist.destroy_process_group()
 
 
-def _connect(position: ProcessRank) -> Any:
+def _connect(process_rank: ProcessRank) -> Any:
     """Initialize torch.distributed, and return its key-value store."""
     has_cuda = torch.cuda.is_available()
-    if has_cuda and position.local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(position.local_rank)
+    if has_cuda and process_rank.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(process_rank.local_rank)
     with _default_signal_handlers():
         store, rank, world_size = next(rendezvous("env://", timeout=TIMEOUT))
         name = _agree_on_name(store, rank, world_size)

@@ -89,9 +89,10 @@ def find_qrels(folder: Path, splits: Sequence[str]) -> Path:
         if (folder / "qrels" / f"{split}.tsv").is_file():
             return folder / "qrels" / f"{split}.tsv"
     existing = sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
+    expected = " or ".join(f"qrels/{split}.tsv" for split in splits)
     raise TaskError(
-        f"{folder}: there is no qrels/{splits[0]}.tsv; the splits are "
-        f"{', '.join(existing) or 'missing'}; choose another one"
+        f"{folder}: there is no {expected}; the splits are {', '.join(existing) or 'missing'}; "
+        "rename one of them, or give another split or folder"
     )
 
 

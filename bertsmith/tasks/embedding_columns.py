@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -151,11 +150,9 @@ def open_rows(
         delimiter=settings.delimiter or None,
     )
     with open_table(source) as table:
-        # Reading the first row detects the format of CSV, about which there may be a note.
-        first_rows = [row for row in (next(table.rows, None),) if row is not None]
         if notes is not None:
             notes += table.notes
-        yield chain(first_rows, table.rows)
+        yield table.rows
 
 
 def _read_lines(lines: Iterator[str], path: Path) -> Iterator[Row]:

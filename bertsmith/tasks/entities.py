@@ -130,7 +130,8 @@ def compute_entity_scores(
         predicted_counts.total(),
         true_counts.total(),
     )
-    f1_by_type = [scores["f1"] for scores in compute_type_scores(predicted, true).values()]
+    type_scores = _compute_type_scores(correct_counts, predicted_counts, true_counts)
+    f1_by_type = [scores["f1"] for scores in type_scores.values()]
     return {
         "f1": overall["f1"],
         "precision": overall["precision"],
@@ -144,7 +145,13 @@ def compute_type_scores(
     true: Sequence[Sequence[str]],
 ) -> dict[str, dict[str, float]]:
     """Return precision, recall, F1 and support of each entity type in either argument."""
-    correct_counts, predicted_counts, true_counts = _count_entities(predicted, true)
+    return _compute_type_scores(*_count_entities(predicted, true))
+
+
+def _compute_type_scores(
+    correct_counts: Counter[str], predicted_counts: Counter[str], true_counts: Counter[str]
+) -> dict[str, dict[str, float]]:
+    """Return the scores of each entity type from the results of ``_count_entities``."""
     return {
         name: compute_class_scores(correct_counts[name], predicted_counts[name], true_counts[name])
         for name in sorted(predicted_counts.keys() | true_counts.keys())

@@ -113,7 +113,7 @@ class LineReader:
                 "not UTF-8",
                 self.location(error.start),
                 "expected UTF-8 text; convert the file, for example with iconv -f CP949 -t UTF-8 "
-                "(Korean) or iconv -f LATIN1 -t UTF-8 (Western European)",
+                "(Korean) or iconv -f CP1252 -t UTF-8 (Western European)",
                 f"byte 0x{line[error.start]:02x}",
             )
             return None

@@ -1,6 +1,7 @@
 """The command ``finetune embed``."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def test_train_embed_and_search(run_cli: RunCli, model: Path, table: Path, tmp_p
     completed = run_cli(*command)
     assert completed.status == 0, completed.err
     assert completed.out.startswith("held out (3 examples): ndcg@10 ")
+    assert re.search(r"ndcg@10_dim22 0\.\d+, ndcg@10_dim8 \d\.\d+", completed.out)
     assert "train: 30 read, 30 used" in completed.out
     assert f"wrote {run / 'model'}, a sentence-transformers directory" in completed.err
     assert "loss mnrl at 22, 8 dimensions, mean pooling" in completed.err

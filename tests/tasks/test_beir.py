@@ -138,7 +138,7 @@ def test_judgments_without_header_are_an_error(tmp_path: Path) -> None:
 def test_missing_parts_are_errors(tmp_path: Path) -> None:
     """The error lists the existing splits, or names the missing file."""
     folder = write_beir_folder(tmp_path / "data", split="dev")
-    with pytest.raises(TaskError, match=r"there is no qrels/test.tsv; the splits are dev"):
+    with pytest.raises(TaskError, match=r"no qrels/test.tsv; the splits are dev; rename"):
         read(folder)
     (folder / "queries.jsonl").unlink()
     with pytest.raises(TaskError, match=r"queries.jsonl: no such file"):

@@ -335,7 +335,7 @@ class TextDistillationObjective:
     def describe_batch(self, step: int) -> str:
         """Return the examples in the batch of ``step`` (from 0) as text, for error messages."""
         first = step * self._batch_size
-        return f"that of examples {first} to {first + self._batch_size - 1}"
+        return f"examples {first} to {first + self._batch_size - 1}"
 
     def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""

@@ -85,7 +85,7 @@ class HeldoutTexts:
 def describe_texts(epoch: int, texts: EncodedTexts, numbers: Ints, tokenizer: Tokenizer) -> str:
     """Return the epoch (from 0) and the start of the first text of a batch, for error messages."""
     first_text = tokenizer.decode(texts.get(int(numbers[0]))[1:-1])
-    return f"that of epoch {epoch + 1} with {first_text[:60]!r} and {len(numbers) - 1} more texts"
+    return f"epoch {epoch + 1}, {first_text[:60]!r} and {len(numbers) - 1} more texts"
 
 
 def encode_texts(

@@ -44,7 +44,10 @@ def _log_file_counts(progress: Progress, name: str, counts: ExampleCounts) -> No
     if counts.num_truncated:
         parts.append(f"{counts.num_truncated:,} truncated")
     if counts.num_unreachable_answers:
-        parts.append(f"{count_noun(counts.num_unreachable_answers, 'answer')} longer than a window")
+        parts.append(
+            f"{count_noun(counts.num_unreachable_answers, 'answer')} in no window, trained as no "
+            "answer (raise task.max_seqlen, or lower task.window_stride)"
+        )
     if counts.num_without_target:
         parts.append(
             f"{count_noun(counts.num_without_target, 'input')} without a target, not trained on"

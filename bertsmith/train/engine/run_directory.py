@@ -83,7 +83,8 @@ def load_run_settings(
 
     Values that the user has set and that do not affect the weights replace the stored values. If
     the stored device is not available, or the user has set another one, the device, precision,
-    attention kernel and threads of the new command replace the stored ones. The changed settings
+    attention kernel, threads, torch.compile and micro-batch size of the new command replace the
+    stored ones. The changed settings
     are written to the file, too.
 
     Args:
@@ -181,8 +182,9 @@ def _move_to_device(
         return None
     stored.update({key: new[key] for key in MACHINE_SETTINGS if key in new})
     return (
-        f"{reason}; device, precision, attention kernel and threads are selected again, so the "
-        "result will differ by rounding from that of an unmoved run"
+        f"{reason}; device, precision, attention kernel, threads, torch.compile and the size of "
+        "micro-batches are selected again, so the result will differ from that of an unmoved run, "
+        "by rounding and, with dropout, by the dropout masks"
     )
 
 

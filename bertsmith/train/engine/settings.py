@@ -111,7 +111,7 @@ class FinetuneRunSettings(SettingsTable):
     #: Stop early after this many evaluations without improvement, and use the best weights; None:
     #: no early stopping.
     patience: Annotated[int, Field(ge=1)] | None = None
-    #: Number of first layers that are frozen together with the embeddings; None: nothing is frozen.
+    #: Freeze the embeddings and this many layers, from the first one on; None: freeze nothing.
     num_frozen_layers: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")

@@ -148,7 +148,7 @@ def take_step(
     seed: int,
     lr: float,
     max_grad_norm: float,
-    describe_batch: Callable[[int], str] = "that of step {}".format,
+    describe_batch: Callable[[int], str] = "step {}".format,
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] | None = None,
     previous: PendingStep | None = None,
 ) -> PendingStep:
@@ -196,11 +196,12 @@ def take_step(
     loss_sums = machine.processes.sum_tensor(torch.stack(list(totals.values())).double())
 
     def describe_divergence(result: StepResult) -> str:
+        advice = ", or with run.precision=fp32" if machine.precision == "bf16" else ""
         return (
             f"training diverged in step {step + 1}: the loss is {result.loss:g} and the gradient "
             f"norm {result.grad_norm:g}; the weights and the last checkpoint are unchanged. "
-            f"The batch is {describe_batch(step)} (seed {seed}). "
-            "Start a new run (another --out) with a lower optim.lr, or with run.precision=fp32"
+            f"Batch: {describe_batch(step)} (seed {seed}). "
+            f"Start a new run (another --out) with a lower optim.lr{advice}"
         )
 
     values = torch.cat([loss_sums, torch.stack(norms).double()])

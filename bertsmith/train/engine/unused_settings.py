@@ -58,7 +58,12 @@ COMMON_RULES: Final = (
 def _create_validation_rule(table: str) -> Rule:
     """Return the rule for the settings of examples that a run holds out of its training data."""
     return Rule(
-        (f"{table}.validation_fraction", f"{table}.max_validation_examples"),
+        # Rerankers have a maximum number of queries, the others one of examples.
+        (
+            f"{table}.validation_fraction",
+            f"{table}.max_validation_examples",
+            f"{table}.max_validation_queries",
+        ),
         lambda values: bool(values.get(table, {}).get("validation_files")),
         "the validation examples are in files of their own",
         "remove --dev",

@@ -165,7 +165,8 @@ class FinetuningObjective:
         first = step_in_epoch * self._batch_size
         indices = self._shuffle_indices(epoch)[first : first + self._batch_size]
         locations = "; ".join(self._train.locations[index] for index in indices[:3])
-        return f"that of epoch {epoch + 1} with {locations} and {max(len(indices) - 3, 0)} more"
+        others = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+        return f"epoch {epoch + 1}, {locations}{others}"
 
     def count_tokens(self, micro_batches: list[TaskMicroBatch]) -> int:
         """Return the number of tokens in a batch."""

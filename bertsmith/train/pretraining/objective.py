@@ -201,7 +201,7 @@ class PretrainingObjective:
         """Return the examples of the last batch that was yielded, for an error message."""
         end = self._position.example
         return (
-            f"that of examples {end - self._batch_size} to {end - 1} of the phase with sequence "
+            f"examples {end - self._batch_size} to {end - 1} of the phase with sequence "
             f"length {self._batches.get_max_seqlen(self._position.phase)}"
         )
 

@@ -122,7 +122,7 @@ class RerankingObjective:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         groups = self._sampler.draw_batch(epoch, step_in_epoch)
         query = self._tokenizer.decode(self._texts.get(groups[0].query))[:60]
-        return f"that of epoch {epoch + 1} with the query {query!r} and {len(groups) - 1} more"
+        return f"epoch {epoch + 1}, the query {query!r} and {len(groups) - 1} more"
 
     def count_tokens(self, micro_batches: list[RerankingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""

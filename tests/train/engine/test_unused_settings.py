@@ -52,6 +52,7 @@ def test_settings_of_other_optimizers_and_schedules_are_rejected(
         ("embedding", "embedding.validation_fraction=0.5", {"embedding": DEV}),
         ("embedding", "embedding.max_validation_examples=3", {"embedding": DEV}),
         ("reranking", "reranking.validation_fraction=0.5", {"reranking": DEV}),
+        ("reranking", "reranking.max_validation_queries=5", {"reranking": DEV}),
         ("distill", "distill.validation_fraction=0.5", {"distill": DEV}),
         ("distill", "distill.temperature=9.0", {"distill": {"hard_weight": 1.0}}),
     ],
