@@ -42,7 +42,7 @@ from bertsmith.data.store import (
     write_manifest,
 )
 from bertsmith.data.unknown_shares import format_unknown_shares
-from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, WorkerFailure, hash_texts
+from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, hash_texts
 from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import StoreError
 from bertsmith.files import hold_lock
@@ -110,7 +110,7 @@ def prepare(
         bits = choose_id_bits(tokenizer.vocab_size)
         arguments = [str(out / TOKENIZER_DIR), options.language, str(bits)]
         report = CorpusReport()
-        with WorkerPool(workers or _count_cores(), "bertsmith.data.worker", arguments) as pool:
+        with WorkerPool(workers or _count_cores(), arguments) as pool:
             names = _build_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
         return _merge_shards(out, names, plan, tokenizer, report, progress)
@@ -290,13 +290,10 @@ def _build_shards(
                     _describe_mismatch(parts.parent, "was started with other inputs", changes)
                 )
             presplit = [document.presplit for document in group]
-            # The answer is that to an earlier task.
-            answer = pool.submit(ShardTask(parts / name, texts, presplit))
-            _raise_failure(answer)
+            pool.submit(ShardTask(parts / name, texts, presplit))
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         progress.advance(num_bytes, documents=f"{report.documents:,}")
-    for answer in pool.drain():
-        _raise_failure(answer)
+    pool.drain()
     progress.finish()
     return names
 
@@ -320,17 +317,6 @@ def _estimate_bytes(sources: Sequence[Source]) -> float | None:
             return None
         total += source.size
     return float(total)
-
-
-def _raise_failure(answer: WorkerFailure | None) -> None:
-    """Raise the exception of a worker that failed; do nothing for None, the answer to success."""
-    if answer is None:
-        return
-    if answer.error is not None:
-        raise answer.error
-    # The last line of a traceback has the type of the error. Only the first lines are printed.
-    summary = answer.traceback.strip().rpartition("\n")[2]
-    raise RuntimeError(f"a worker process failed: {summary}\n{answer.traceback}")
 
 
 def _merge_shards(

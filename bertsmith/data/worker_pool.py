@@ -12,62 +12,56 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Self
+from typing import NoReturn, Self
 
+from bertsmith.data.worker import ShardTask, WorkerFailure
 from bertsmith.errors import StoreError
 
 #: Workers import from the same places as this process, and not from the current directory.
-_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from {module} import main; main()"
+_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from bertsmith.data.worker import main; main()"
 
 
 class WorkerPool:
-    """Worker processes that each run the function ``main`` of a module.
+    """Worker processes that each run ``bertsmith.data.worker.main``.
 
     At its exit, the context manager waits for the current tasks and then ends the workers.
     """
 
-    def __init__(self, max_workers: int, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, max_workers: int, arguments: Sequence[str]) -> None:
         """Create the pool, without workers. A worker is started if a task finds no idle worker.
 
         Args:
             max_workers: Maximum number of processes.
-            module: Module whose ``main`` a worker runs. ``sys.argv[1:]`` of the worker is the file
-                descriptor of a connection to the parent process, followed by ``arguments``.
-            arguments: Further arguments for every worker.
+            arguments: Arguments of every worker, after the file descriptor of its connection.
         """
         self._max_workers = max_workers
-        self._module = module
         self._arguments = arguments
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
         self._idle: list[Connection] = []
 
-    def submit(self, task: Any) -> Any:
+    def submit(self, task: ShardTask) -> None:
         """Send a task to a worker; if all are busy, wait until one has finished its task.
-
-        Returns:
-            The answer to the earlier task that this worker has finished; None for a new worker or
-            one that was idle.
 
         Raises:
             StoreError: A worker died.
+            BertsmithError, OSError, MemoryError: The task of a worker failed for this reason.
+            RuntimeError: The task of a worker failed for another reason.
         """
-        answer = None
         if not self._idle:
             finished = wait(list(self._workers), 0)
             if not finished and len(self._workers) < self._max_workers:
                 self._start_worker()
             else:
-                answer = self._receive_answer()
-        # If the worker has died, ``_receive_answer`` raises the error later.
+                self._wait_for_worker()
+        # If the worker has died, ``_wait_for_worker`` raises the error later.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._idle.pop().send(task)
-        return answer
 
     def _start_worker(self) -> None:
         """Start a worker, which is idle at first."""
         connection, worker_end = Pipe()
         descriptor = worker_end.fileno()
-        code = _WORKER_CODE.format(path=sys.path, module=self._module)
+        code = _WORKER_CODE.format(path=sys.path)
         command = [sys.executable, "-c", code, str(descriptor), *self._arguments]
         # S603 warns about untrusted input: the arguments come from this program.
         process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)  # noqa: S603
@@ -75,24 +69,23 @@ class WorkerPool:
         self._workers[connection] = process
         self._idle.append(connection)
 
-    def drain(self) -> list[Any]:
-        """Wait until all workers are idle, and return their answers."""
-        answers = []
+    def drain(self) -> None:
+        """Wait until all workers are idle; errors are those of ``submit``."""
         while len(self._idle) < len(self._workers):
-            answers.append(self._receive_answer())
-        return answers
+            self._wait_for_worker()
 
-    def _receive_answer(self) -> Any:
-        """Wait until a busy worker answers, mark that worker as idle, and return its answer."""
+    def _wait_for_worker(self) -> None:
+        """Wait until a busy worker has finished its task; errors are those of ``submit``."""
         busy = [connection for connection in self._workers if connection not in self._idle]
         connection = wait(busy)[0]
         assert isinstance(connection, Connection)
         try:
-            answer = connection.recv()
+            failure: WorkerFailure | None = connection.recv()
         except (EOFError, ConnectionResetError):
             raise StoreError(_describe_death(self._workers[connection].wait())) from None
         self._idle.append(connection)
-        return answer
+        if failure is not None:
+            raise_failure(failure)
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +100,15 @@ class WorkerPool:
             connection.close()
         for process in self._workers.values():
             process.wait()
+
+
+def raise_failure(failure: WorkerFailure) -> NoReturn:
+    """Raise the exception of a worker."""
+    if failure.error is not None:
+        raise failure.error
+    # The last line of a traceback has the type of the error. Only the first lines are printed.
+    summary = failure.traceback.strip().rpartition("\n")[2]
+    raise RuntimeError(f"a worker process failed: {summary}\n{failure.traceback}")
 
 
 def _describe_death(status: int) -> str:

@@ -152,8 +152,8 @@ def encode_examples(
     counts.num_truncated += sum(is_truncated)
     locations = [example.location for example in examples]
     targets = build_targets(examples, head)
-    unit_targets = None if targets is None else np.split(targets, len(examples))
-    return ModelInputs(sequences, locations, is_truncated, unit_targets)
+    input_targets = None if targets is None else np.split(targets, len(examples))
+    return ModelInputs(sequences, locations, is_truncated, input_targets)
 
 
 def build_targets(examples: Sequence[TextExample], head: HeadConfig) -> NDArray[Any] | None:

@@ -161,16 +161,16 @@ def to_batch_token_indices(packed: PackedBatch, token_indices: Sequence[Sequence
 
 @dataclass
 class ModelInputs:
-    """Encoded examples. A unit is a text, a window of a text, or a prompt with its endings.
+    """Encoded examples. An input is a text, a window of a text, or a prompt with its endings.
 
     Attributes:
-        sequences: The sequences of each unit. A prompt has one sequence for each ending, other
-            units have a single sequence.
-        locations: File and line of each unit.
-        is_truncated: Whether each unit was truncated.
-        targets: The targets of each unit, empty if the unit has no target. A micro-batch
+        sequences: The sequences of each input. A prompt has one sequence for each ending, other
+            inputs have a single sequence.
+        locations: File and line of each input.
+        is_truncated: Whether each input was truncated.
+        targets: The targets of each input, empty if the input has no target. A micro-batch
             concatenates them along the first axis. None for unlabeled data.
-        token_indices: Indices of the tokens of each unit for which outputs are needed. None if the
+        token_indices: Indices of the tokens of each input for which outputs are needed. None if the
             model selects them.
         decoding_data: Data that the task family needs to convert outputs to answers or tags.
     """
@@ -183,51 +183,53 @@ class ModelInputs:
     decoding_data: Any = None
 
     def __len__(self) -> int:
-        """Return the number of units."""
+        """Return the number of inputs."""
         return len(self.sequences)
 
-    def select(self, units: Sequence[int]) -> "ModelInputs":
-        """Return the sequences and token indices of some units, without their targets."""
+    def select(self, indices: Sequence[int]) -> "ModelInputs":
+        """Return the sequences and token indices of some inputs, without their targets."""
         return ModelInputs(
-            sequences=[self.sequences[unit] for unit in units],
-            locations=[self.locations[unit] for unit in units],
-            is_truncated=[self.is_truncated[unit] for unit in units],
-            token_indices=self.token_indices and [self.token_indices[unit] for unit in units],
+            sequences=[self.sequences[index] for index in indices],
+            locations=[self.locations[index] for index in indices],
+            is_truncated=[self.is_truncated[index] for index in indices],
+            token_indices=self.token_indices and [self.token_indices[index] for index in indices],
         )
 
-    def count_tokens(self, unit: int) -> int:
-        """Return the number of tokens of a unit."""
-        return sum(len(ids) for ids, _ in self.sequences[unit])
+    def count_tokens(self, index: int) -> int:
+        """Return the number of tokens of an input."""
+        return sum(len(ids) for ids, _ in self.sequences[index])
 
-    def find_units_with_target(self) -> list[int]:
-        """Return the indices of the units that have a target; the data must be labeled."""
+    def find_inputs_with_target(self) -> list[int]:
+        """Return the indices of the inputs that have a target; the data must be labeled."""
         assert self.targets is not None
-        return [unit for unit, targets in enumerate(self.targets) if len(targets)]
+        return [index for index, targets in enumerate(self.targets) if len(targets)]
 
     def make_micro_batch(
         self,
-        units: Sequence[int],
+        indices: Sequence[int],
         class_weights: NDArray[np.float32] | None = None,
     ) -> "TaskMicroBatch":
-        """Return a micro-batch of the selected units; the data must be labeled.
+        """Return a micro-batch of the selected inputs; the data must be labeled.
 
         Args:
-            units: Indices of the units.
+            indices: Indices of the inputs.
             class_weights: float32 [C], None for equal weights.
         """
-        packed = pack_sequences([sequence for unit in units for sequence in self.sequences[unit]])
+        packed = pack_sequences(
+            [sequence for index in indices for sequence in self.sequences[index]]
+        )
         token_indices = None
         if self.token_indices is not None:
-            unit_token_indices = [self.token_indices[unit] for unit in units]
-            token_indices = to_batch_token_indices(packed, unit_token_indices)
+            selected_token_indices = [self.token_indices[index] for index in indices]
+            token_indices = to_batch_token_indices(packed, selected_token_indices)
         assert self.targets is not None
-        targets = torch.from_numpy(np.concatenate([self.targets[unit] for unit in units]))
+        targets = torch.from_numpy(np.concatenate([self.targets[index] for index in indices]))
         target_weights = torch.ones(len(targets))
         if class_weights is not None:
             target_weights = torch.from_numpy(class_weights)[targets]
-        sequences_per_unit = [len(self.sequences[unit]) for unit in units]
+        sequences_per_input = [len(self.sequences[index]) for index in indices]
         return TaskMicroBatch(
-            packed, token_indices, targets, target_weights, sequences_per_unit, list(units)
+            packed, token_indices, targets, target_weights, sequences_per_input, list(indices)
         )
 
 
@@ -238,18 +240,18 @@ class TaskMicroBatch:
     Attributes:
         packed: The packed sequences.
         token_indices: int64 [M], the M packed tokens for which outputs are needed, or None.
-        targets: [U, ...], the targets of all units.
+        targets: [U, ...], the targets of all inputs.
         target_weights: float32 [U], the weight of each target's loss.
-        sequences_per_unit: Number of sequences of each unit.
-        units: Index of each unit in the ``ModelInputs``.
+        sequences_per_input: Number of sequences of each input.
+        input_indices: Index of each input in the ``ModelInputs``.
     """
 
     packed: PackedBatch
     token_indices: Tensor | None
     targets: Tensor
     target_weights: Tensor
-    sequences_per_unit: list[int]
-    units: list[int] = field(default_factory=list)
+    sequences_per_input: list[int]
+    input_indices: list[int] = field(default_factory=list)
 
     def to(self, device: torch.device) -> "TaskMicroBatch":
         """Return the micro-batch on ``device``."""

@@ -225,7 +225,7 @@ def compute_losses(
         head: Kind of the head.
     """
     # Prompts with fewer endings are padded with -inf, which has probability 0.
-    ending_scores = list(torch.split(outputs[:, 0], batch.sequences_per_unit))
+    ending_scores = list(torch.split(outputs[:, 0], batch.sequences_per_input))
     scores = pad_sequence(ending_scores, batch_first=True, padding_value=float("-inf"))
     return F.cross_entropy(scores, batch.targets, reduction="none")
 

@@ -23,9 +23,9 @@ def compute_outputs(
     inputs: ModelInputs,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[NDArray[np.float32]]:
-    """Return the outputs of each unit, float32 [m, C].
+    """Return the outputs of each input, float32 [m, C].
 
-    The m rows are the sequences of the unit, or its tokens in ``inputs.token_indices`` if that is
+    The m rows are the sequences of the input, or its tokens in ``inputs.token_indices`` if that is
     set.
 
     Args:
@@ -35,13 +35,13 @@ def compute_outputs(
     """
     device = next(model.parameters()).device
     max_tokens = choose_batch_tokens(device, model.config.feed_forward)
-    sequences = [sequence for unit_sequences in inputs.sequences for sequence in unit_sequences]
+    sequences = [sequence for input_sequences in inputs.sequences for sequence in input_sequences]
     sequence_outputs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
 
     def compute_batch(batch: list[int]) -> list[NDArray[np.float32]]:
         token_indices = None
         if inputs.token_indices is not None:
-            # Units with token indices have a single sequence, so a sequence's index is its unit's.
+            # Inputs with token indices have a single sequence, so both have the same index.
             token_indices = [inputs.token_indices[index] for index in batch]
         with autocast():
             return compute_batch_outputs(
@@ -53,13 +53,13 @@ def compute_outputs(
     for batch, batch_outputs in map_in_threads(compute_batch, batches, device):
         for index, rows in zip(batch, batch_outputs, strict=True):
             sequence_outputs[index] = rows
-    unit_outputs = []
+    input_outputs = []
     start = 0
-    for unit_sequences in inputs.sequences:
-        end = start + len(unit_sequences)
-        unit_outputs.append(np.concatenate(sequence_outputs[start:end]))
+    for input_sequences in inputs.sequences:
+        end = start + len(input_sequences)
+        input_outputs.append(np.concatenate(sequence_outputs[start:end]))
         start = end
-    return unit_outputs
+    return input_outputs
 
 
 @torch.no_grad()

@@ -46,9 +46,9 @@ def test_unfinished_store_v01_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     submitted: list[str] = []
     submit = WorkerPool.submit
 
-    def record_and_submit(self: WorkerPool, task: ShardTask) -> object:
+    def record_and_submit(self: WorkerPool, task: ShardTask) -> None:
         submitted.append(task.path.name)
-        return submit(self, task)
+        submit(self, task)
 
     monkeypatch.setattr(WorkerPool, "submit", record_and_submit)
     tokenizer = Tokenizer.load(V01 / "unfinished" / "tokenizer")

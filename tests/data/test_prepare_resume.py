@@ -79,8 +79,8 @@ class _LocalPool:
     def submit(self, task: ShardTask) -> None:
         build_shard(task, self._tokenizer, "en", 16).save(task.path)
 
-    def drain(self) -> list[object]:
-        return []
+    def drain(self) -> None:
+        pass
 
 
 def run_interrupted_prepare(
@@ -126,9 +126,9 @@ def test_interrupted_run_resumes(
     submitted: list[str] = []
     submit = WorkerPool.submit
 
-    def record_and_submit(self: WorkerPool, task: ShardTask) -> object:
+    def record_and_submit(self: WorkerPool, task: ShardTask) -> None:
         submitted.append(task.path.name)
-        return submit(self, task)
+        submit(self, task)
 
     monkeypatch.setattr(WorkerPool, "submit", record_and_submit)
     prepare_store(corpus, out)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertsmith.data import prepare as prepare_module
 from bertsmith.data import worker
 from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, build_shard
-from bertsmith.data.worker_pool import WorkerPool
+from bertsmith.data.worker_pool import WorkerPool, raise_failure
 from bertsmith.errors import StoreError, TokenizerError
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
@@ -21,7 +20,7 @@ TOKENIZER = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", "the", "an", "e
 
 def make_pool(max_workers: int, tokenizer: Path) -> WorkerPool:
     """Create a pool of workers with the tokenizer of a directory."""
-    return WorkerPool(max_workers, "bertsmith.data.worker", [str(tokenizer), "en", "16"])
+    return WorkerPool(max_workers, [str(tokenizer), "en", "16"])
 
 
 def test_killed_worker_is_an_error(tmp_path: Path) -> None:
@@ -67,9 +66,8 @@ def test_error_in_a_worker_is_raised(tmp_path: Path) -> None:
     """An error in a worker is raised in the parent process with its type and message."""
     with make_pool(1, tmp_path / "none") as pool:
         pool.submit(ShardTask(tmp_path / "shard.npz", ["the end"], [False]))
-        (answer,) = pool.drain()
-    with pytest.raises(TokenizerError, match="no such tokenizer"):
-        prepare_module._raise_failure(answer)
+        with pytest.raises(TokenizerError, match="no such tokenizer"):
+            pool.drain()
 
 
 def test_lack_of_memory_in_a_worker_is_a_memory_error(
@@ -80,11 +78,7 @@ def test_lack_of_memory_in_a_worker_is_a_memory_error(
     pool_end, worker_end = Pipe()
     for error, expected, message in (
         (MemoryError("no room"), MemoryError, "no room"),
-        (
-            ZeroDivisionError("x / 0"),
-            RuntimeError,
-            "process failed: ZeroDivision.*: x / 0",
-        ),
+        (ZeroDivisionError("x / 0"), RuntimeError, "process failed: ZeroDivision.*: x / 0"),
     ):
 
         def fail(*_: Any, error: Exception = error) -> None:
@@ -94,7 +88,7 @@ def test_lack_of_memory_in_a_worker_is_a_memory_error(
         pool_end.send(ShardTask(tmp_path / "shard.npz", ["the end"], [False]))
         worker.serve_tasks(worker_end, tmp_path, "en", 16)
         with pytest.raises(expected, match=message):
-            prepare_module._raise_failure(pool_end.recv())
+            raise_failure(pool_end.recv())
 
 
 def test_shard_damage_is_detected(tmp_path: Path) -> None:

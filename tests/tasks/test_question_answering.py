@@ -321,7 +321,7 @@ def test_answer_without_tokens_is_no_target(tokenizer: Tokenizer) -> None:
     inputs = encode_questions(examples, tokenizer)
     assert inputs.targets is not None
     assert [targets.tolist() for targets in inputs.targets] == [[], [[4, 4]], [[0, 0]]]
-    assert inputs.find_units_with_target() == [1, 2]
+    assert inputs.find_inputs_with_target() == [1, 2]
     outputs = [np.zeros((len(ids), 2), np.float32) for [(ids, _)] in inputs.sequences]
     assert 0 <= compute_metrics(outputs, inputs, examples, HEAD, make_task())["f1"] <= 1
 

@@ -155,5 +155,5 @@ def _measure_lengths(model: PanelModel, task: PanelTask, file: Path) -> tuple[in
     step = max(1, len(examples) // _NUM_SAMPLED)
     head = HeadConfig(settings.kind, labels)
     inputs = family.encode_examples(examples[::step], model.tokenizer, head, settings, counts)
-    num_tokens = sum(inputs.count_tokens(unit) for unit in range(len(inputs)))
+    num_tokens = sum(inputs.count_tokens(index) for index in range(len(inputs)))
     return len(examples), num_tokens / max(len(inputs), 1)

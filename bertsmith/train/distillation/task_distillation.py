@@ -219,7 +219,7 @@ class TaskDistillation:
         if train.targets is None:
             assert outputs is not None
             # The teacher's outputs are the only targets.
-            targets = [outputs.get_rows([unit]) for unit in range(len(train))]
+            targets = [outputs.get_rows([index]) for index in range(len(train))]
             train = replace(train, targets=targets)
         settings = self.settings
         objective = FinetuningObjective(
@@ -261,7 +261,7 @@ class _TeacherOutputs:
 
     Attributes:
         rows: float16 or float32 [number of rows, C], memory-mapped.
-        offsets: int64 [number of units + 1], the first row of each unit.
+        offsets: int64 [number of inputs + 1], the first row of each input.
     """
 
     rows: NDArray[np.floating[Any]]
@@ -285,7 +285,7 @@ class _TeacherOutputs:
         offsets = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
 
         def compute_rows(start: int, end: int) -> NDArray[np.float32]:
-            # Chunks of rows start and end within units.
+            # Chunks of rows start and end within inputs.
             first = int(np.searchsorted(offsets, start, "right")) - 1
             last = int(np.searchsorted(offsets, end, "left"))
             outputs = compute_outputs(teacher, inputs.select(range(first, last)), machine.autocast)
@@ -301,14 +301,14 @@ class _TeacherOutputs:
         teacher.cpu()
         return cls(rows, offsets)
 
-    def get_rows(self, units: list[int]) -> NDArray[np.float32]:
-        """Return the outputs of some units, float32 [M, C]."""
-        parts = [self.rows[self.offsets[unit] : self.offsets[unit + 1]] for unit in units]
+    def get_rows(self, indices: list[int]) -> NDArray[np.float32]:
+        """Return the outputs of some inputs, float32 [M, C]."""
+        parts = [self.rows[self.offsets[index] : self.offsets[index + 1]] for index in indices]
         return np.concatenate(parts).astype(np.float32)
 
-    def count_rows(self, units: list[int]) -> int:
-        """Return the number of rows of some units."""
-        return int((self.offsets[1:] - self.offsets[:-1])[units].sum())
+    def count_rows(self, indices: list[int]) -> int:
+        """Return the number of rows of some inputs."""
+        return int((self.offsets[1:] - self.offsets[:-1])[indices].sum())
 
 
 class TaskDistillationObjective:
@@ -366,11 +366,13 @@ class TaskDistillationObjective:
         outputs = outputs.float()
         losses: dict[str, Tensor] = {}
         if self._teacher_outputs is not None:
-            teacher = torch.from_numpy(self._teacher_outputs.get_rows(micro_batch.units))
+            teacher = torch.from_numpy(self._teacher_outputs.get_rows(micro_batch.input_indices))
             soft = output_losses(
                 outputs, teacher.to(outputs.device), self._head.kind, self._temperature
             )
-            num_rows = sum(self._teacher_outputs.count_rows(batch.units) for batch in micro_batches)
+            num_rows = sum(
+                self._teacher_outputs.count_rows(batch.input_indices) for batch in micro_batches
+            )
             losses["soft_loss"] = (1 - self._hard_weight) * soft.sum() / num_rows
         if self._hard_weight > 0:
             hard = get_family(self._head.kind).compute_losses(outputs, micro_batch, self._head)

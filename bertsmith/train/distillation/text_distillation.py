@@ -247,6 +247,9 @@ def _build_student(
 class TextDistillationObjective:
     """Implements ``Objective`` for a student that reads the texts of a token store."""
 
+    #: The position in the data is a function of the step.
+    data_state = None
+
     def __init__(self, distillation: TextDistillation, store: Store, machine: Machine) -> None:
         """Create the objective.
 
@@ -281,11 +284,6 @@ class TextDistillationObjective:
         )
         self.steps_per_epoch = math.ceil(len(first_epoch) / self._batch_size)
         self._heldout = build_heldout_stream(store.load_split("heldout"), vocabulary, data)
-
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
 
     def iter_batches(
         self, first_step: int, data_state: Mapping[str, int] | None = None

@@ -118,7 +118,7 @@ def _train(
     """Train or resume a run; if no signal stops it, write its model and result."""
     bundle, head, data = inputs
     train, heldout = encode_task_data(data, settings.task, head, bundle.tokenizer)
-    data.counts["train"].num_without_target = len(train) - len(train.find_units_with_target())
+    data.counts["train"].num_without_target = len(train) - len(train.find_inputs_with_target())
     mean_tokens = math.ceil(sum(map(train.count_tokens, range(len(train)))) / max(len(train), 1))
     machine = resolve_run_machine(
         settings.run,

@@ -1,7 +1,7 @@
 """The fine-tuning objective: batches, losses and held-out metrics of a task."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.batch_split import split_lengths
 from bertsmith.train.engine.heldout_metrics import evaluate_all
+from bertsmith.train.engine.step_batches import build_batch_iterator
 from bertsmith.train.finetuning.task_data import TaskData
 
 #: Number of inputs per batch in the computation of the held-out loss.
@@ -39,6 +40,9 @@ class HeldoutSet:
 
 class FinetuningObjective:
     """Implements ``Objective`` for the training examples of a task."""
+
+    #: The position in the data is a function of the step.
+    data_state = None
 
     def __init__(
         self,
@@ -84,8 +88,11 @@ class FinetuningObjective:
         self._micro_batch_tokens = micro_batch_tokens
         self._seed = seed
         self._class_weights = class_weights
+        self.iter_batches = build_batch_iterator(self._make_micro_batches)
+        self._epoch = -1
+        self._order: list[int] = []
         # Inputs without a target are left out, because a batch of them would have no mean loss.
-        self._train_indices = train.find_units_with_target()
+        self._train_indices = train.find_inputs_with_target()
         if not self._train_indices:
             raise TaskError(
                 f"{task.train_file}: no training target is left after tokenization; add at least "
@@ -97,39 +104,23 @@ class FinetuningObjective:
         """Number of steps in an epoch, in which each input with a target occurs once."""
         return math.ceil(len(self._train_indices) / self._batch_size)
 
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
+    def _draw_batch(self, step: int) -> list[int]:
+        """Return the indices of the training inputs of a step; each epoch has a new order."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        if self._epoch != epoch:
+            rng = np.random.default_rng((self._seed, epoch))
+            permutation = rng.permutation(len(self._train_indices)).tolist()
+            self._order = [self._train_indices[i] for i in permutation]
+            self._epoch = epoch
+        first = step_in_epoch * self._batch_size
+        return self._order[first : first + self._batch_size]
 
-    def iter_batches(
-        self, first_step: int, data_state: Mapping[str, int] | None = None
-    ) -> Iterator[list[TaskMicroBatch]]:
-        """Yield the micro-batches of each step from ``first_step`` on, without end.
-
-        Each epoch has a new random order. ``data_state`` is not used.
-        """
-        epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
-        while True:
-            order = self._shuffle_indices(epoch)
-            while step_in_epoch < self.steps_per_epoch:
-                first = step_in_epoch * self._batch_size
-                yield self._make_micro_batches(order[first : first + self._batch_size])
-                step_in_epoch += 1
-            epoch += 1
-            step_in_epoch = 0
-
-    def _shuffle_indices(self, epoch: int) -> list[int]:
-        """Return the indices of the training inputs in the random order of an epoch."""
-        rng = np.random.default_rng((self._seed, epoch))
-        permutation = rng.permutation(len(self._train_indices)).tolist()
-        return [self._train_indices[i] for i in permutation]
-
-    def _make_micro_batches(self, indices: list[int]) -> list[TaskMicroBatch]:
-        """Return the training inputs with these indices as micro-batches.
+    def _make_micro_batches(self, step: int) -> list[TaskMicroBatch]:
+        """Return the batch of a step in micro-batches.
 
         Those that this process computes are on the device. Only the sizes of others are needed.
         """
+        indices = self._draw_batch(step)
         processes = self._machine.processes
         lengths = [self._train.count_tokens(index) for index in indices]
         parts = split_lengths(lengths, self._micro_batch_tokens, processes.world_size)
@@ -161,12 +152,10 @@ class FinetuningObjective:
 
     def describe_batch(self, step: int) -> str:
         """Return the epoch and the first three examples of a batch, for an error message."""
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        first = step_in_epoch * self._batch_size
-        indices = self._shuffle_indices(epoch)[first : first + self._batch_size]
+        indices = self._draw_batch(step)
         locations = "; ".join(self._train.locations[index] for index in indices[:3])
         others = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
-        return f"epoch {epoch + 1}, {locations}{others}"
+        return f"epoch {step // self.steps_per_epoch + 1}, {locations}{others}"
 
     def count_tokens(self, micro_batches: list[TaskMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
@@ -182,7 +171,7 @@ class FinetuningObjective:
         total = 0.0
         for micro_batch in micro_batches:
             num_tokens = len(micro_batch.packed.ids)
-            num_sequences = sum(micro_batch.sequences_per_unit)
+            num_sequences = sum(micro_batch.sequences_per_input)
             encoder_macs = model.config.macs_per_token(num_tokens / num_sequences)
             if isinstance(model, BertWithBiLSTM):
                 lstm_macs = sum(weight.numel() for weight in model.lstm.parameters())
@@ -203,7 +192,7 @@ class FinetuningObjective:
         return evaluate_all(self._heldout, self._evaluate_set)
 
     def _compute_outputs(self, inputs: ModelInputs) -> list[NDArray[np.float32]]:
-        """Return the outputs of each unit in all processes, which divide the units among them."""
+        """Return the outputs of each input in all processes, which divide the inputs among them."""
         processes = self._machine.processes
         share = inputs.select(range(processes.rank, len(inputs), processes.world_size))
         share_outputs = (
@@ -219,7 +208,7 @@ class FinetuningObjective:
         outputs = self._compute_outputs(heldout.inputs)
         loss_sum = 0.0
         num_targets = 0
-        indices_with_target = heldout.inputs.find_units_with_target()
+        indices_with_target = heldout.inputs.find_inputs_with_target()
         for first in range(0, len(indices_with_target), _EVAL_BATCH_SIZE):
             indices = indices_with_target[first : first + _EVAL_BATCH_SIZE]
             micro_batch = heldout.inputs.make_micro_batch(indices)

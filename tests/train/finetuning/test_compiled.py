@@ -70,7 +70,7 @@ def test_compiled_model_has_the_same_losses_and_no_graph_per_shape(
     eager, compiled = (make_objective(model, is_compiled=value) for value in (False, True))
     num_graphs, shapes = [], set()
     for batch in islice(eager.iter_batches(0), 8):
-        shapes.add((len(batch[0].units), len(batch[0].packed.ids)))
+        shapes.add((len(batch[0].input_indices), len(batch[0].packed.ids)))
         loss, gradients = compute_step(eager, batch)
         compiled_loss, compiled_gradients = compute_step(compiled, batch)
         assert compiled_loss == pytest.approx(loss, rel=1e-6)
