@@ -71,7 +71,7 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointContent:
     """The content of a checkpoint, on the CPU.
 
     Attributes:
@@ -85,15 +85,15 @@ class Snapshot:
     copied: torch.cuda.Event | None = None
 
 
-def take_snapshot(
+def collect_checkpoint(
     state: TrainingState,
     model: nn.Module,
     optimizer: Optimizer,
     average: WeightAverage | None = None,
     *,
     should_copy: bool = False,
-) -> Snapshot:
-    """Collect the content of a checkpoint.
+) -> CheckpointContent:
+    """Return the content of a checkpoint on the CPU.
 
     Args:
         state: Progress of the run.
@@ -115,7 +115,7 @@ def take_snapshot(
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # By default, an event is recorded on the current device, which can be another one.
         copied.record(torch.cuda.current_stream(device))
-    return Snapshot(state, files, copied)
+    return CheckpointContent(state, files, copied)
 
 
 def save(
@@ -126,24 +126,24 @@ def save(
     keep: int,
     average: WeightAverage | None = None,
 ) -> Path:
-    """Take a snapshot and write it, see ``write``."""
-    return write(run, take_snapshot(state, model, optimizer, average), keep)
+    """Collect the content of a checkpoint and write it, see ``write``."""
+    return write(run, collect_checkpoint(state, model, optimizer, average), keep)
 
 
-def write(run: Path, snapshot: Snapshot, keep: int) -> Path:
+def write(run: Path, content: CheckpointContent, keep: int) -> Path:
     """Write a checkpoint, and remove all others but the last ``keep`` and the best one.
 
     Returns:
         The directory of the new checkpoint.
     """
-    if snapshot.copied is not None:
+    if content.copied is not None:
         # In a new thread, the current device is GPU 0, where the wait could create a CUDA context.
-        torch.cuda.set_device(snapshot.copied.device)
-        snapshot.copied.synchronize()
-    state = snapshot.state
+        torch.cuda.set_device(content.copied.device)
+        content.copied.synchronize()
+    state = content.state
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
-        for name, tensors in snapshot.files.items():
+        for name, tensors in content.files.items():
             save_tensors(_drop_step_counts(tensors, state.step), new / name)
         write_json(new / STATE_FILE, _to_fields(state))
         checksums = {path.name: compute_file_sha256(path) for path in sorted(new.iterdir())}

@@ -14,7 +14,7 @@ from torch import nn
 
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.averaging import WeightAverage
-from bertsmith.train.engine.checkpoint import Snapshot, TrainingState
+from bertsmith.train.engine.checkpoint import CheckpointContent, TrainingState
 from bertsmith.train.engine.optimizer import Optimizer
 
 
@@ -71,16 +71,16 @@ class CheckpointWriter:
         """
         self.wait()
         start_time = time.perf_counter()
-        snapshot = checkpoint.take_snapshot(
+        content = checkpoint.collect_checkpoint(
             state, model, optimizer, average, should_copy=self._is_asynchronous
         )
         if not self._is_asynchronous:
-            self._write(snapshot, start_time)
+            self._write(content, start_time)
             return
         # A daemon, so that a second Ctrl-C can end the process at once.
         self._thread = threading.Thread(
             target=self._write_and_keep_error,
-            args=(snapshot, start_time),
+            args=(content, start_time),
             name="bertsmith-checkpoint",
             daemon=True,
         )
@@ -110,12 +110,12 @@ class CheckpointWriter:
         seconds, self._seconds = self._seconds, None
         return seconds
 
-    def _write(self, snapshot: Snapshot, start_time: float) -> None:
-        checkpoint.write(self._run, snapshot, self._keep)
+    def _write(self, content: CheckpointContent, start_time: float) -> None:
+        checkpoint.write(self._run, content, self._keep)
         self._seconds = time.perf_counter() - start_time
 
-    def _write_and_keep_error(self, snapshot: Snapshot, start_time: float) -> None:
+    def _write_and_keep_error(self, content: CheckpointContent, start_time: float) -> None:
         try:
-            self._write(snapshot, start_time)
+            self._write(content, start_time)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error

@@ -83,25 +83,23 @@ def _estimate(session: Session) -> dict[str, Any]:
         "evaluations": num_evaluations,
         "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
-        "memory_bytes": (
-            cost.peak_memory_bytes + _count_snapshot_bytes(session) + _count_average_bytes(session)
-        ),
+        "memory_bytes": cost.peak_memory_bytes + _count_copied_weight_bytes(session),
         "mfu": cost.mfu,
         "peak_flops": 2 * cost.peak_macs_per_second * session.machine.processes.world_size,
         "is_extrapolated": cost.is_extrapolated,
     }
 
 
-def _count_snapshot_bytes(session: Session) -> int:
-    """Return the bytes that a copy for asynchronous checkpoints takes on the device of the run."""
+def _count_copied_weight_bytes(session: Session) -> int:
+    """Return the bytes of copies of weights that the measured steps do not have.
+
+    These are the copy for asynchronous checkpoints on the CPU, the averaged weights, and the copy
+    of the other weights while the averages are evaluated.
+    """
+    num_bytes = 0
     device_type = session.machine.device.type
-    if device_type != "cpu" or not session.settings.checkpoint.is_asynchronous(device_type):
-        return 0
-    return count_checkpoint_bytes(session)
-
-
-def _count_average_bytes(session: Session) -> int:
-    """Return the bytes of the averaged weights, and of the copy of the others in evaluations."""
-    if not session.settings.optim.average_fraction:
-        return 0
-    return 2 * sum(p.nbytes for p in session.model.parameters() if p.requires_grad)
+    if device_type == "cpu" and session.settings.checkpoint.is_asynchronous(device_type):
+        num_bytes += count_checkpoint_bytes(session)
+    if session.settings.optim.average_fraction:
+        num_bytes += 2 * sum(p.nbytes for p in session.model.parameters() if p.requires_grad)
+    return num_bytes

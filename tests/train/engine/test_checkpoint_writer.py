@@ -24,8 +24,8 @@ from bertsmith.train.engine.checkpoint import (
     MOMENTS_FILE,
     WEIGHTS_FILE,
     TrainingState,
+    collect_checkpoint,
     list_checkpoints,
-    take_snapshot,
 )
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome, train
@@ -224,8 +224,8 @@ def test_checkpoints_are_due_by_time(tmp_path: Path) -> None:
     assert [step for step, _ in list_checkpoints(tmp_path / "both")] == [3, 4, 7, 8, 9]
 
 
-def test_snapshot_of_a_gpu_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot reads no value, and its event is recorded on the device of the model.
+def test_checkpoint_of_a_gpu_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collecting a checkpoint reads no value, and its event is recorded on the device of the model.
 
     The tensors are fake: reading the step count of Adam, a CUDA tensor, raises an error here and
     would wait for all earlier copies on a GPU.
@@ -244,14 +244,14 @@ def test_snapshot_of_a_gpu_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) ->
         optimizer = torch.optim.AdamW(model.parameters())
         moments = {name: torch.empty(2, 3, device="cuda:1") for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[model.weight] = {"step": torch.empty((), device="cuda:1"), **moments}
-        snapshot = take_snapshot(TrainingState(step=4), model, optimizer, should_copy=True)
+        content = collect_checkpoint(TrainingState(step=4), model, optimizer, should_copy=True)
         names = ["weight.step", "weight.exp_avg", "weight.exp_avg_sq"]
-        assert list(snapshot.files[MOMENTS_FILE]) == names
-        assert {tensor.device.type for tensor in snapshot.files[MOMENTS_FILE].values()} == {"cpu"}
+        assert list(content.files[MOMENTS_FILE]) == names
+        assert {tensor.device.type for tensor in content.files[MOMENTS_FILE].values()} == {"cpu"}
     assert recorded_streams == ["stream of cuda:1"]
 
 
-def test_write_waits_on_the_device_of_the_snapshot(
+def test_write_waits_on_the_device_of_the_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread selects the device before it waits for the copies."""
@@ -265,7 +265,7 @@ def test_write_waits_on_the_device_of_the_snapshot(
 
     monkeypatch.setattr(torch.cuda, "set_device", log.append)
     event: Any = Event()
-    checkpoint.write(tmp_path, checkpoint.Snapshot(TrainingState(step=4), {}, event), 1)
+    checkpoint.write(tmp_path, checkpoint.CheckpointContent(TrainingState(step=4), {}, event), 1)
     assert log == [torch.device("cuda:1"), "wait"]
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError, StoreError
+from bertsmith.runtime import device
 from bertsmith.settings import read_toml
 from bertsmith.train.engine import probe
 from bertsmith.train.engine.checkpoint import (
@@ -188,6 +189,11 @@ def test_estimate_writes_nothing(
     assert estimate["memory_bytes"] > 10_000_000
     assert estimate["minutes"] > 0 < estimate["tokens_per_second"]
     json.dumps(estimate)
+    # The average, and the other weights while the average is evaluated.
+    monkeypatch.setattr(device, "get_peak_memory_bytes", lambda _: 50_000_000)
+    options = make_assignments(optim__average_fraction=0.1)
+    averaged = estimate_run(store, epochs=2.0, assignments=options)
+    assert averaged["memory_bytes"] == 50_000_000 + 2 * 4 * averaged["parameters"]
 
 
 def test_continued_pretraining_starts_with_all_weights(
