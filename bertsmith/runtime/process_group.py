@@ -208,8 +208,8 @@ def join_process_group() -> Iterator[ProcessGroup]:
     """Connect the processes that torchrun has started; without torchrun there is a single one.
 
     If a process fails, the others fail, too. Only the first failed process raises its error. If the
-    connection to another process is lost, this process ignores SIGTERM from then on. torchrun sends
-    SIGTERM because the other process has ended, and it would replace the error.
+    connection to another process of torchrun is lost, this process ignores SIGTERM from then on.
+    torchrun sends SIGTERM because the other process has ended, and it would replace the error.
 
     Raises:
         PeerError: If another process has failed, which raises its own error.
@@ -229,7 +229,7 @@ def join_process_group() -> Iterator[ProcessGroup]:
         if not _is_first_failure(store, process_rank.rank):
             raise PeerError("another process failed, which reports the error") from error
         if _is_connection_error(error):
-            _ignore_sigterm()
+            _ignore_sigterm_of_launcher()
             raise RunError(_explain_connection_error(error)) from error
         raise
     dist.destroy_process_group()
@@ -269,9 +269,10 @@ def _default_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ignore_sigterm() -> None:
-    """Ignore SIGTERM, which Python allows only in the main thread."""
-    if threading.current_thread() is threading.main_thread():
+def _ignore_sigterm_of_launcher() -> None:
+    """Ignore SIGTERM in a process of torchrun, which Python allows only in the main thread."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and dist.is_torchelastic_launched():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

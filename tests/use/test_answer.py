@@ -298,10 +298,9 @@ def test_models_of_other_toolkits_use_windows_of_transformers(
     settings = get_task_settings(foreign_bundle)
     assert (settings.max_seqlen, settings.window_overlap) == (MAX_POSITIONS, MAX_POSITIONS // 2)
     long_config = bundle.config.model_copy(update={"max_positions": 512})
-    for model_max_length, expected in ((512, (384, 128)), (40, (40, 20))):
-        tokenizer_config = json.dumps({"model_max_length": model_max_length})
-        (tmp_path / "m" / "tokenizer_config.json").write_text(tokenizer_config)
-        settings = get_task_settings(replace(foreign_bundle, config=long_config))
+    for max_seqlen, expected in ((None, (384, 128)), (512, (384, 128)), (40, (40, 20))):
+        long_bundle = replace(foreign_bundle, config=long_config, max_seqlen=max_seqlen)
+        settings = get_task_settings(long_bundle)
         assert (settings.max_seqlen, settings.window_overlap) == expected
     assert get_task_settings(foreign_bundle, {"window_stride": 7}).window_overlap is None
     assert get_task_settings(bundle, {"window_overlap": 7}).window_overlap == 7

@@ -93,7 +93,7 @@ def test_directories_of_sparse_encoders_are_read(
     with pytest.raises(BertsmithError, match="a sparse model"):
         write_sentence_transformers(tmp_path / "splade", tmp_path / "out")
     (note,) = write_huggingface(tmp_path / "splade", tmp_path / "hf")
-    assert "pooling, prompts and the maximum length of the start model are not" in note
+    assert "pooling, prompts and the maximum length of the original model are not" in note
     # Dense vectors of the same model are those of a model without a pooling config.
     embedder = Embedder(load_encoder(tmp_path / "splade"))
     assert embedder.pooling_config is None
