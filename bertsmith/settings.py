@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Final, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -73,19 +73,12 @@ def read_stored_settings(path: Path) -> dict[str, Any]:
     return upgrade_file(read_toml(path), warn=False)
 
 
-#: Table whose keys are names of files instead of settings.
-_FILES_TABLE: Final = "validation_files"
-
-
 def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` updated with ``overrides``; nested tables are merged key by key.
-
-    Validation files are not merged: those of ``overrides`` replace those of ``base``.
-    """
+    """Return ``base`` updated with ``overrides``; nested tables are merged key by key."""
     merged = dict(base)
     for key, value in overrides.items():
         base_value = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(base_value, Mapping) and key != _FILES_TABLE:
+        if isinstance(value, Mapping) and isinstance(base_value, Mapping):
             merged[key] = merge_settings(base_value, value)
         else:
             merged[key] = value

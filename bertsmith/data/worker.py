@@ -50,11 +50,12 @@ class WorkerFailure:
     Attributes:
         error: The exception, if a mistake of the user, the operating system or a lack of memory
             caused it; None for any other exception.
-        traceback: Traceback of any other exception; empty if ``error`` is set.
+        description: Type, first line of the message, and traceback of any other exception; empty if
+            ``error`` is set.
     """
 
     error: BertsmithError | OSError | MemoryError | None
-    traceback: str
+    description: str
 
 
 class DamagedShardError(StoreError):
@@ -215,8 +216,10 @@ def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, id_
         return
     except (BertsmithError, OSError, MemoryError) as error:
         connection.send(WorkerFailure(error, ""))
-    except Exception:  # noqa: BLE001 - the parent process reports any other exception
-        connection.send(WorkerFailure(None, traceback.format_exc()))
+    except Exception as error:  # noqa: BLE001 - the parent process reports any other exception
+        # Only the first lines of the message are printed, and a traceback ends with the type.
+        summary = f"{type(error).__name__}: {error}".partition("\n")[0]
+        connection.send(WorkerFailure(None, f"{summary}\n{traceback.format_exc()}"))
 
 
 def main() -> None:

@@ -106,9 +106,7 @@ def raise_failure(failure: WorkerFailure) -> NoReturn:
     """Raise the exception of a worker."""
     if failure.error is not None:
         raise failure.error
-    # The last line of a traceback has the type of the error. Only the first lines are printed.
-    summary = failure.traceback.strip().rpartition("\n")[2]
-    raise RuntimeError(f"a worker process failed: {summary}\n{failure.traceback}")
+    raise RuntimeError(f"a worker process failed: {failure.description}")
 
 
 def _describe_death(status: int) -> str:

@@ -8,7 +8,7 @@ same update. Process 0 is the main process: it alone reads and writes the run di
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +30,8 @@ from bertsmith.runtime.process_rank import ProcessRank, read_process_rank
 TIMEOUT: Final = timedelta(minutes=30)
 #: Key in the store of the process group under which the first process that fails writes its rank.
 _FAILED_RANK_KEY: Final = "failed_rank"
+#: Signals whose handlers a training loop replaces.
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 LossFunction = Callable[..., dict[str, Tensor]]
@@ -220,17 +222,23 @@ def join_process_group() -> Iterator[ProcessGroup]:
         yield SINGLE_PROCESS
         return
     store = _connect(process_rank)
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield ProcessGroup(
             process_rank.rank, process_rank.world_size, process_rank.local_world_size
         )
     except Exception as error:
         # Without cleaning up: the end of this process interrupts the others, if they wait for it.
-        if not _is_first_failure(store, process_rank.rank):
-            raise PeerError("another process failed, which reports the error") from error
-        if _is_connection_error(error):
-            _ignore_sigterm_of_launcher()
+        is_first = _is_first_failure(store, process_rank.rank)
+        is_lost_connection = is_first and _is_connection_error(error)
+        if is_lost_connection and dist.is_torchelastic_launched():
+            handlers[signal.SIGTERM] = signal.SIG_IGN
+        # A training loop that fails leaves its handlers, so that no signal replaces the error.
+        _set_signal_handlers(handlers)
+        if is_lost_connection:
             raise RunError(_explain_connection_error(error)) from error
+        if not is_first:
+            raise PeerError("another process failed, which reports the error") from error
         raise
     dist.destroy_process_group()
 
@@ -257,23 +265,20 @@ def _connect(process_rank: ProcessRank) -> Any:
 @contextmanager
 def _default_signal_handlers() -> Iterator[None]:
     """Let signals end this process at once, even if it waits for another process in C++ code."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    _set_signal_handlers(dict.fromkeys(numbers, signal.SIG_DFL))
     try:
         yield
     finally:
-        for number, handler in zip(numbers, handlers, strict=True):
+        _set_signal_handlers(handlers)
+
+
+def _set_signal_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Set signal handlers, which Python allows only in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _ignore_sigterm_of_launcher() -> None:
-    """Ignore SIGTERM in a process of torchrun, which Python allows only in the main thread."""
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread and dist.is_torchelastic_launched():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _agree_on_name(store: Any, rank: int, world_size: int) -> str:

@@ -1,5 +1,6 @@
 """Load the models of a server, and compute batches with them."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.bundle.directory import locate_embedding_model
-from bertsmith.errors import ModelError
+from bertsmith.errors import BertsmithError, ModelError
 from bertsmith.interop.openvino import EmbeddingBundle, OpenVINOBundle, load_embedding_encoder
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
@@ -100,11 +101,14 @@ def load_served_model(
     if not isinstance(bundle, OpenVINOBundle):
         tasks.add("inspect")
     if isinstance(bundle, FineTunedBundle):
-        # Fails if the task of the model is not supported, now instead of at each request.
-        get_task_settings(bundle)
-        tasks.add(_TASK_BY_KIND[bundle.head.kind])
-        if bundle.head.kind == "regression":
-            tasks.add("rerank")
+        try:
+            get_task_settings(bundle)
+        except BertsmithError as error:
+            warnings.warn(f"{name}: only vectors are available: {error}", stacklevel=2)
+        else:
+            tasks.add(_TASK_BY_KIND[bundle.head.kind])
+            if bundle.head.kind == "regression":
+                tasks.add("rerank")
     elif isinstance(bundle, PretrainedBundle):
         with suppress(ModelError):
             bundle.require_mlm_head()

@@ -240,8 +240,8 @@ class TaskMicroBatch:
     Attributes:
         packed: The packed sequences.
         token_indices: int64 [M], the M packed tokens for which outputs are needed, or None.
-        targets: [U, ...], the targets of all inputs.
-        target_weights: float32 [U], the weight of each target's loss.
+        targets: [N, ...], the N targets of all inputs.
+        target_weights: float32 [N], the weight of each target's loss.
         sequences_per_input: Number of sequences of each input.
         input_indices: Index of each input in the ``ModelInputs``.
     """
@@ -326,7 +326,7 @@ class TaskFamily(Protocol):
         """Return the metrics of ``task.metrics``.
 
         Args:
-            outputs: Model outputs of each unit, float32 [m, C].
+            outputs: Model outputs of each input, float32 [m, C].
             inputs: The encoded examples.
             examples: The labeled examples.
             head: Kind and labels of the head.

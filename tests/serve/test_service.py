@@ -12,7 +12,7 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig, PretrainedBundle, save_fine_tuned
-from bertsmith.errors import InputError, ModelError
+from bertsmith.errors import InputError
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime import inference_batches
@@ -211,10 +211,10 @@ def test_batch_returns_only_the_top_tokens_of_masks(models: list[ServedModel]) -
             assert tokenizer.ids_to_tokens(token_ids) == expected
 
 
-def test_unsupported_models_are_rejected_when_they_are_loaded(
+def test_models_with_unsupported_outputs_only_compute_vectors(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """The server does not start with a model whose requests would all fail."""
+    """A warning says why the server does not offer the task of the model."""
     tags, scores = ("O", "B-PER", "PAD"), ("a", "b", "c")
     for head, message in (
         (HeadConfig("entities", tags), "the label 'PAD' is not an entity tag"),
@@ -222,8 +222,9 @@ def test_unsupported_models_are_rejected_when_they_are_loaded(
     ):
         model = head.build_model(model_config(tokenizer))
         save_fine_tuned(tmp_path / head.kind, model, tokenizer, head, {})
-        with pytest.raises(ModelError, match=message):
-            load_served_model("m", tmp_path / head.kind)
+        with pytest.warns(UserWarning, match=f"m: only vectors are available: .*{message}"):
+            served_model = load_served_model("m", tmp_path / head.kind)
+        assert served_model.tasks == {"embed", "inspect"}
 
 
 def test_maximum_length_is_read_when_the_model_is_loaded(

@@ -30,12 +30,13 @@ from tests.train.embedding.conftest import make_rows, write_rows
 STEPS = 12
 #: A process that torchrun starts twice. It first plans and fine-tunes. In the pre-training run of
 #: the first attempt, process 1 kills itself in step 5. In that of the second attempt, process 0
-#: sends SIGTERM to torchrun in step 9, and waits until torchrun has sent it to process 0. Before
-#: process 0 prints that process 1 has ended, it receives SIGTERM from torchrun.
+#: sends SIGTERM to torchrun in step 9, and waits until torchrun has sent it to process 0. Until
+#: process 0 prints that process 1 has ended, it receives SIGTERM several times, as from torchrun.
 PROGRAM = """
 import json, os, signal, sys, time
 from bertsmith.cli import error_messages
 from bertsmith.cli.main import main
+from bertsmith.runtime import process_group
 from bertsmith.train.engine import loop
 
 take_step = loop.take_step
@@ -53,12 +54,14 @@ def take_step_and_send_signal(*arguments, step, **options):
             time.sleep(0.01)
     return take_step(*arguments, step=step, **options)
 
-def explain_error_after_signal(error):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return explain_error(error)
+def send_signal_before(function):
+    def send_signal_and_call(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function(*arguments)
+    return send_signal_and_call
 
-explain_error = error_messages.explain_error
-error_messages.explain_error = explain_error_after_signal
+process_group._is_first_failure = send_signal_before(process_group._is_first_failure)
+error_messages.explain_error = send_signal_before(error_messages.explain_error)
 loop.take_step = take_step_and_send_signal
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["bertsmith", *arguments]

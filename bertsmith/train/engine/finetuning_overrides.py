@@ -80,10 +80,30 @@ def read_table_overrides(
             drop_defaults(tables, user_values)
         _drop_computed_values(table, tables, user_values)
         file_values = tables
+    drop_replaced_files(table, file_values, values)
     overrides = merge_settings(file_values, user_values)
     check_tables(overrides)
     check_assignments(overrides, assignments)
     return overrides
+
+
+def drop_replaced_files(
+    table: str, file_values: dict[str, Any], values: Mapping[str, Any] | None
+) -> None:
+    """Remove the validation files of a settings file if the user gives others.
+
+    Otherwise both would be merged by their names, and a file of the settings file would select the
+    best checkpoint.
+
+    Args:
+        table: The settings table of the command.
+        file_values: The values of the settings file, which are changed in place.
+        values: The values that replace them.
+    """
+    if get_table(get_table(values or {}, table), "validation_files"):
+        file_table = get_table(file_values, table)
+        file_table.pop("validation_files", None)
+        file_values[table] = file_table
 
 
 def check_tables(overrides: Mapping[str, Any]) -> None:

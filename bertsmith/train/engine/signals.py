@@ -23,9 +23,11 @@ class DeferredSignals:
         """Create the context manager; handlers are installed on entry.
 
         Args:
-            ignore_repeated: Whether to ignore further signals. A process of torchrun can receive
-                the same signal from the system and from torchrun, which sends SIGKILL if the
-                process does not end.
+            ignore_repeated: Whether to ignore further signals, also after an error in the block. A
+                process of torchrun can receive the same signal from the system and from torchrun,
+                which sends SIGKILL if the process does not end. torchrun also sends SIGTERM if
+                another process has ended, which must not replace the error about this.
+                ``join_process_group`` restores the handlers.
         """
         self.received: int | None = None
         self._ignore_repeated = ignore_repeated
@@ -47,8 +49,9 @@ class DeferredSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the previous handlers."""
-        self._restore_handlers(_SIGNALS)
+        """Restore the previous handlers, unless there is an error and signals are ignored."""
+        if kind is None or not self._ignore_repeated:
+            self._restore_handlers(_SIGNALS)
 
     @contextmanager
     def allow_closed_terminal(self) -> Iterator[None]:

@@ -33,6 +33,7 @@ from bertsmith.train.engine.finetuning_overrides import (
     drop_default_lr,
     drop_default_max_seqlen,
     drop_model_and_machine,
+    drop_replaced_files,
     get_model_overrides,
     resolve_length,
 )
@@ -113,6 +114,7 @@ def read_overrides(
             for name in ("steps", "epochs", "min_steps"):
                 schedule.pop(name, None)
             settings["schedule"] = schedule
+    drop_replaced_files("task", settings, values)
     overrides = load_user_settings(settings, values, assignments)
     check_tables(overrides)
     check_assignments(overrides, assignments)

@@ -31,15 +31,31 @@ _READERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
 }
 
 
-def test_validation_files_replace_those_of_the_settings_file(tmp_path: Path) -> None:
-    """The first validation file selects the best checkpoint, so old files are not kept."""
+@pytest.mark.parametrize("table", ["task", "embedding"])
+def test_validation_files_replace_those_of_the_settings_file(tmp_path: Path, table: str) -> None:
+    """The first validation file selects the best checkpoint, so old files are not kept.
+
+    Assignments add files to those of --dev, or to those of the settings file.
+    """
     config = tmp_path / "settings.toml"
     stored = {"fingerprint": "1a2b", "validation_files": {"dev": "old.csv"}, "batch_size": 8}
-    config.write_text(tomli_w.dumps({"embedding": stored}))
-    values = {"embedding": {"validation_files": {"a.csv": "a.csv", "b.csv": "b.csv"}}}
-    overrides = embedding_settings.read_overrides((), config, values, ())
-    assert overrides["embedding"]["validation_files"] == {"a.csv": "a.csv", "b.csv": "b.csv"}
-    assert overrides["embedding"]["batch_size"] == 8
+    config.write_text(tomli_w.dumps({table: stored}))
+    assignments = [f"{table}.validation_files.{name}={name}.csv" for name in ("b", "c")]
+
+    def read(files: dict[str, str]) -> object:
+        values = {table: {"validation_files": files}} if files else None
+        if table == "task":
+            overrides = finetuning_settings.read_overrides(
+                "classify", None, config, values, assignments
+            )
+        else:
+            overrides = embedding_settings.read_overrides((), config, values, assignments)
+        assert overrides[table]["batch_size"] == 8
+        return overrides[table]["validation_files"]
+
+    added_files = {"b": "b.csv", "c": "c.csv"}
+    assert read({"a": "a.csv"}) == {"a": "a.csv", **added_files}
+    assert read({}) == {"dev": "old.csv", **added_files}
 
 
 @pytest.mark.parametrize("table", ["task", "embedding"])
