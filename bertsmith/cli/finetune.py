@@ -337,8 +337,6 @@ def _print_metrics(
         # Another set can be of another kind, and have other metrics.
         is_same_kind = result.metric_names[0] in metrics
         names = first_names if is_same_kind else [name for name in metrics if name != "examples"]
-        # The metrics of shortened vectors (Matryoshka) are additional ones.
-        names = [*names, *(name for name in metrics if "_dim" in name and name not in names)]
         values = ", ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
         title = f"held out, {set_name}" if set_name else "held out"
         set_unit = unit if is_same_kind else ("example", "examples")

@@ -171,6 +171,8 @@ def embed(
         values=values,
         progress=TerminalProgress(),
     )
-    model_path = report_result(result, as_json=as_json)
+    shortened = f"{result.metric_names[0]}_dim"
+    dim_metrics = [name for name in result.metrics if name.startswith(shortened)]
+    model_path = report_result(result, as_json=as_json, other_metrics=dim_metrics)
     log(f"wrote {model_path}, a sentence-transformers directory")
     log(f"next: bertsmith embed {quote_path(result.run)} lines.txt --out lines.index")
