@@ -22,6 +22,13 @@ def _output_dropout(config: ModelConfig) -> Dropout:
     return Dropout(rate, output_dropout_index(config))
 
 
+def get_pooled_token_indices(config: ModelConfig, batch: PackedBatch) -> Tensor:
+    """Return the index of the token of each sequence that the pooler reads, int64 [B]."""
+    # With causal attention, only the last token attends to the full sequence.
+    is_causal = config.attention == "causal"
+    return batch.last_token_indices if is_causal else batch.first_token_indices
+
+
 class BertForSequenceClassification(nn.Module):
     """Encoder, pooler, dropout and a linear layer with C outputs per sequence."""
 
@@ -50,11 +57,7 @@ class BertForSequenceClassification(nn.Module):
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
         if token_indices is None:
-            if self.config.attention == "causal":
-                # With causal attention, only the last token attends to the full sequence.
-                token_indices = batch.last_token_indices
-            else:
-                token_indices = batch.first_token_indices
+            token_indices = get_pooled_token_indices(self.config, batch)
         pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))
         outputs: Tensor = self.output(self.dropout(pooled, dropout_seed))
         return outputs

@@ -19,6 +19,7 @@ from bertsmith.model.config import ModelConfig, PoolingMode
 from bertsmith.model.packed import PackedBatch
 from bertsmith.model.pooling import pool_tokens
 from bertsmith.model.sentence_embedding import DENSE_ACTIVATIONS
+from bertsmith.model.task_models import get_pooled_token_indices
 from bertsmith.plurals import count_noun
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
@@ -174,10 +175,13 @@ def compute_vectors(
     """
     token_indices = None
     if spec.needs_single_token and len(spec.layer_indices) == 1:
-        # With causal attention, the pooler is trained on the last token.
-        is_causal = isinstance(encoder, BertModel) and encoder.config.attention == "causal"
-        reads_first = "cls" in spec.modes or (spec.pooling == "pooled" and not is_causal)
-        token_indices = batch.first_token_indices if reads_first else batch.last_token_indices
+        if spec.pooling == "pooled":
+            assert isinstance(encoder, BertModel)
+            token_indices = get_pooled_token_indices(encoder.config, batch)
+        elif "cls" in spec.modes:
+            token_indices = batch.first_token_indices
+        else:
+            token_indices = batch.last_token_indices
     states = _compute_combined_layers(encoder, batch, spec, token_indices)
     if spec.pooling == "pooled":
         assert pooler is not None

@@ -84,8 +84,7 @@ def load_run_settings(
     Values that the user has set and that do not affect the weights replace the stored values. If
     the stored device is not available, or the user has set another one, the device, precision,
     attention kernel, threads, torch.compile and micro-batch size of the new command replace the
-    stored ones. The changed settings
-    are written to the file, too.
+    stored ones. The changed settings are written to the file, too.
 
     Args:
         run: Run directory.

@@ -22,7 +22,11 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.packed import pack_sequences
-from bertsmith.model.task_models import BertForSequenceClassification, TaskModel
+from bertsmith.model.task_models import (
+    BertForSequenceClassification,
+    TaskModel,
+    get_pooled_token_indices,
+)
 from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
@@ -194,9 +198,7 @@ def _compute_outputs(
         yield (f"layer {layer}" if layer else "embeddings"), hidden.float().cpu()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and "pooler.dense.weight" not in compared.initialized:
-        token_indices = batch.first_token_indices
-        if model.config.attention == "causal":
-            token_indices = batch.last_token_indices
+        token_indices = get_pooled_token_indices(model.config, batch)
         yield "pooler", pooler(hidden.index_select(0, token_indices)).float().cpu()
     if not compared.has_heads:
         return
