@@ -24,7 +24,7 @@ from bertsmith.serve.schemas import AttentionBody, AttributionsBody, WordDistanc
 from bertsmith.serve.service import Service
 from bertsmith.serve.vectors import compute_token_vectors
 from bertsmith.use.attributions import attribute
-from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
 from bertsmith.use.similar import cosine_distances
 from bertsmith.use.token_vectors import Floats, WordVector, average_word_tokens
 from bertsmith.use.vector_settings import build_vector_settings
@@ -89,30 +89,22 @@ class InspectionRoutes:
         """
         text, pair = (body.inputs, None) if isinstance(body.inputs, str) else body.inputs
         deadline: Deadline = request.state.deadline
-        model = self._service.find_model(body.model, "inspect")
+        texts = [text] if pair is None else [text, pair]
+        model = self._service.check_request(body.model, "inspect", texts, deadline)
         config = model.bundle.config
         layers = _select_numbers("layer", body.layer, config.layers)
         heads = _select_numbers("head", body.head, config.heads)
+        encoded = encode_text_or_pair(model.bundle, text, pair, MAX_ATTENTION_TOKENS)
+        num_tokens = len(encoded.ids)
+        size = min(num_tokens, body.max_cells or num_tokens)
+        count = len(layers) * len(heads) * size * size
         limit = self._service.settings.max_vector_elements
-
-        def check_num_tokens(num_tokens: int) -> None:
-            size = min(num_tokens, body.max_cells or num_tokens)
-            count = len(layers) * len(heads) * size * size
-            if count > limit:
-                raise RequestTooLargeError(
-                    f"the limit is {limit:,} attention probabilities per request, got {count:,}; "
-                    "send a layer, a head, or max_cells"
-                )
-
-        maps = self._service.attention(
-            model,
-            text,
-            pair,
-            max_seqlen=MAX_ATTENTION_TOKENS,
-            deadline=deadline,
-            check_num_tokens=check_num_tokens,
-        )
-        size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
+        if count > limit:
+            raise RequestTooLargeError(
+                f"the limit is {limit:,} attention probabilities per request, got {count:,}; "
+                "send a layer, a head, or max_cells"
+            )
+        maps = self._service.create_calls(model, deadline).compute_attention(encoded)
         return create_json_response(
             _join_fields(
                 tokens=orjson.dumps(maps.tokens),

@@ -104,7 +104,7 @@ def load_served_model(
         try:
             get_task_settings(bundle)
         except BertsmithError as error:
-            warnings.warn(f"{name}: only vectors are available: {error}", stacklevel=2)
+            warnings.warn(f"{name}: predictions are not available: {error}", stacklevel=2)
         else:
             tasks.add(_TASK_BY_KIND[bundle.head.kind])
             if bundle.head.kind == "regression":

@@ -30,7 +30,6 @@ from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
-from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
 from bertsmith.use.fill import Filling, iter_fillings
 from bertsmith.use.pair import (
     NextSentencePrediction,
@@ -206,33 +205,6 @@ class Service:
         check_limit("texts", sum(len(texts) for _, texts in prompts), self.settings.max_texts)
         bundle, compute_outputs = self.prepare_task(model, "choose", prompts, deadline)
         return list(iter_choices(bundle, prompts, compute_outputs, self.settings.max_texts))
-
-    def attention(
-        self,
-        model: str | ServedModel | None,
-        text: str,
-        pair: str | None = None,
-        *,
-        max_seqlen: int | None = None,
-        deadline: Deadline | None = None,
-        check_num_tokens: Callable[[int], None] | None = None,
-    ) -> AttentionMaps:
-        """Return the attention probabilities of a text or pair.
-
-        Args:
-            model: the model or its name; None for the first one that supports the task.
-            text: the text, or the first text of the pair.
-            pair: the second text, None for a single text.
-            max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
-            deadline: the request's deadline.
-            check_num_tokens: called with the number of tokens before the model computes; may raise.
-        """
-        texts = [text] if pair is None else [text, pair]
-        served_model = self.check_request(model, "inspect", texts, deadline)
-        encoded = encode_text_or_pair(served_model.bundle, text, pair, max_seqlen)
-        if check_num_tokens is not None:
-            check_num_tokens(len(encoded.ids))
-        return self.create_calls(served_model, deadline).compute_attention(encoded)
 
     def close(self) -> None:
         """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""

@@ -21,7 +21,7 @@ from bertsmith.serve.models import ServedModel, load_served_model, require_finit
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.masked_lm import TopTokens
-from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
+from tests.serve.model_server import SENTENCES, RunningServer, run_server
 
 LONE_SURROGATE = "half \ud800 a character"
 JSON_HEADERS = {"Content-Type": "application/json"}
@@ -122,6 +122,7 @@ def nan_server(model_dirs: dict[str, Path]) -> Iterator[RunningServer]:
         ("/tag", "speech", {"inputs": "a"}),
         ("/answer", "answers", {"inputs": {"question": "a", "context": "b"}}),
         ("/choose", "endings", {"inputs": {"prompt": "a", "endings": ["b", "c"]}}),
+        ("/attention", "plain", {"inputs": "a"}),
     ],
 )
 def test_outputs_that_are_not_finite_are_errors(
@@ -132,13 +133,6 @@ def test_outputs_that_are_not_finite_are_errors(
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (500, "internal")
     assert f"the outputs of model '{model}' are not finite" in error["message"]
-
-
-def test_attention_that_is_not_finite_is_an_error(nan_server: RunningServer) -> None:
-    """The attention of the web page is checked as well."""
-    app: Any = nan_server.server.config.app
-    with pytest.raises(NotFiniteError, match="model 'plain'"):
-        find_fastapi_app(app).state.service.attention("plain", "a")
 
 
 def test_output_that_is_not_finite_does_not_fail_its_batch() -> None:

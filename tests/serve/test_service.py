@@ -23,6 +23,7 @@ from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.vectors import submit_embeddings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
+from bertsmith.use.explain import encode_text_or_pair
 from bertsmith.use.fill import fill
 from bertsmith.use.masked_lm import MaskedSequence
 from bertsmith.use.vector_settings import VectorSettings
@@ -222,7 +223,7 @@ def test_models_with_unsupported_outputs_only_compute_vectors(
     ):
         model = head.build_model(model_config(tokenizer))
         save_fine_tuned(tmp_path / head.kind, model, tokenizer, head, {})
-        with pytest.warns(UserWarning, match=f"m: only vectors are available: .*{message}"):
+        with pytest.warns(UserWarning, match=f"m: predictions are not available: .*{message}"):
             served_model = load_served_model("m", tmp_path / head.kind)
         assert served_model.tasks == {"embed", "inspect"}
 
@@ -258,7 +259,10 @@ def test_pairs_for_a_model_with_a_single_segment_do_not_reach_a_batch(
         message = r"^this model takes single texts, got a pair; send single texts$"
         with pytest.raises(InputError, match=message):
             service.classify("m", [(SENTENCES[0], SENTENCES[1])])
+        model = service.find_model("m", "inspect")
+        encoded = encode_text_or_pair(model.bundle, SENTENCES[0], SENTENCES[1], None)
+        calls = service.create_calls(model, None)
         with pytest.raises(InputError, match=message):
-            service.attention("m", SENTENCES[0], SENTENCES[1])
+            calls.compute_attention(encoded)
     finally:
         service.close()
