@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive examples, and the random state of each, uint64 [B]."""
+    """Consecutive examples without labels of tokens, and the random state of each, uint64 [B]."""
 
     examples: ExampleBatch
     rng_states: UInt64Array
@@ -137,49 +137,43 @@ class ExampleStream:
         if count < 1 or not 0 <= first < last <= self._num_examples:
             raise IndexError(f"examples {first} to {last} of an epoch of {self._num_examples}")
         block_size = self._chunks_per_block * CHUNK_LENGTH
-        parts = []
+        parts, states = [], []
         for number in range(first // block_size, (last - 1) // block_size + 1):
             block_start = number * block_size
             slice_start = max(first - block_start, 0)
             slice_end = min(last - block_start, block_size)
             block = self._get_block(number)
-            part = block.examples.slice(slice_start, slice_end)
-            if is_causal:
-                part = self._label_next_tokens(part)
-            elif masking_rate is not None:
-                states = block.rng_states[slice_start:slice_end]
-                part = self._change_masks(part, states, masking_rate)
-            parts.append(part)
-        return concat_batches(parts)
+            parts.append(block.examples.slice(slice_start, slice_end))
+            states.append(block.rng_states[slice_start:slice_end])
+        batch = concat_batches(parts)
+        if is_causal:
+            return replace(self._label_next_tokens(batch), nsp_labels=None, is_causal=True)
+        if self.is_masked_lm:
+            return self._mask(batch, np.concatenate(states), masking_rate)
+        return self._label_next_tokens(batch)
 
-    def _change_masks(
-        self, batch: ExampleBatch, states: UInt64Array, masking_rate: float
+    def _mask(
+        self, batch: ExampleBatch, states: UInt64Array, masking_rate: float | None
     ) -> ExampleBatch:
-        """Return a batch with masks at another rate.
+        """Return a batch with masks.
 
         Args:
-            batch: Masked examples.
+            batch: Examples without labels of tokens.
             states: Random state of each example, uint64 [B].
-            masking_rate: Share of tokens to predict.
+            masking_rate: Share of tokens to predict; None: that of the settings.
         """
-        settings = self._settings.model_copy(update={"masking_rate": masking_rate})
-        ids, masked_positions, labels = mask_tokens(
-            _unmask(batch), batch.cu_seqlens, states, self.vocabulary, settings
+        settings = self._settings
+        if masking_rate is not None:
+            settings = settings.model_copy(update={"masking_rate": masking_rate})
+        ids, positions, labels = mask_tokens(
+            batch.ids, batch.cu_seqlens, states, self.vocabulary, settings
         )
-        return replace(batch, ids=ids, masked_positions=masked_positions, masked_labels=labels)
+        return replace(batch, ids=ids, masked_positions=positions, masked_labels=labels)
 
     def _label_next_tokens(self, batch: ExampleBatch) -> ExampleBatch:
-        """Return a masked batch with the original ids, each labeled with the next token."""
-        ids = _unmask(batch)
-        positions, labels = build_causal_lm_labels(ids, batch.cu_seqlens, self.vocabulary)
-        return replace(
-            batch,
-            ids=ids,
-            masked_positions=positions,
-            masked_labels=labels,
-            nsp_labels=None,
-            is_causal=True,
-        )
+        """Return a batch in which each token is labeled with the next one."""
+        positions, labels = build_causal_lm_labels(batch.ids, batch.cu_seqlens, self.vocabulary)
+        return replace(batch, masked_positions=positions, masked_labels=labels)
 
     def _get_block(self, number: int) -> _Block:
         """Return a block from the cache, or compute it."""
@@ -208,30 +202,18 @@ class ExampleStream:
         if max_id >= self.vocabulary.vocab_size:
             problem = describe_out_of_vocabulary(max_id, self.vocabulary.vocab_size)
             raise make_damaged_file_error(self._split.name, problem)
-        if self.is_masked_lm:
-            ids, masked_positions, labels = mask_tokens(
-                ids, cu_seqlens, pairs.rng_states, self.vocabulary, self._settings
-            )
-        else:
-            masked_positions, labels = build_causal_lm_labels(ids, cu_seqlens, self.vocabulary)
+        no_labels = np.empty(0, np.int64)
         examples = ExampleBatch(
             ids=ids,
             segments=segments,
             positions=positions,
             cu_seqlens=cu_seqlens,
             max_seqlen=compute_max_seqlen(cu_seqlens),
-            masked_positions=masked_positions,
-            masked_labels=labels,
+            masked_positions=no_labels,
+            masked_labels=no_labels,
             nsp_labels=pairs.nsp_labels if self._settings.nsp else None,
         )
         return _Block(examples, pairs.rng_states)
-
-
-def _unmask(batch: ExampleBatch) -> IntArray:
-    """Return the original ids of a masked batch, int64 [T]."""
-    ids = batch.ids.copy()
-    ids[batch.masked_positions] = batch.masked_labels
-    return ids
 
 
 def pack_pairs(
