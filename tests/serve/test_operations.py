@@ -18,6 +18,7 @@ import torch
 from bertsmith import bundle
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.serve import inspection
 from bertsmith.serve.batching import Batcher, ComputedBatch
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.launch import check_certificate
@@ -25,8 +26,9 @@ from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.explain import encode_text_or_pair
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
-from tests.serve.model_server import get_middleware, model_config, run_server
+from tests.serve.model_server import find_fastapi_app, get_middleware, model_config, run_server
 from tests.serve.server_process import find_free_port, run_process
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -126,15 +128,17 @@ def test_request_uses_one_version_of_a_model(
     config = model_config(tokenizer).model_copy(update={"layers": 1})
     bundle.save(tmp_path / "m", BertForPreTraining(config), tokenizer, {})
     replacement = load_served_model("plain", tmp_path / "m")
-    compute_attention = Service.attention
-
-    def replace_and_compute(service: Service, *args: Any, **options: Any) -> Any:
-        service.replace_models([replacement])
-        return compute_attention(service, *args, **options)
 
     with run_server(models[:1]) as server:
+        app: Any = server.server.config.app
+        service: Service = find_fastapi_app(app).state.service
+
+        def replace_and_encode(*args: Any) -> Any:
+            service.replace_models([replacement])
+            return encode_text_or_pair(*args)
+
         expected = server.post("/attention", {"inputs": "a hammer"}).json()
-        monkeypatch.setattr(Service, "attention", replace_and_compute)
+        monkeypatch.setattr(inspection, "encode_text_or_pair", replace_and_encode)
         response = server.post("/attention", {"inputs": "a hammer"})
     assert response.status_code == 200
     assert [item["layer"] for item in response.json()["maps"]] == [1, 1, 2, 2]
