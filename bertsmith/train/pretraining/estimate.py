@@ -10,7 +10,7 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.process_group import join_process_group
 from bertsmith.train.engine.threads import restore_torch_settings
-from bertsmith.train.pretraining import recipes
+from bertsmith.train.pretraining import recipes, speed
 from bertsmith.train.pretraining.pretrain import (
     resolve_arguments,
     resolve_num_steps,
@@ -56,7 +56,7 @@ def _estimate(session: Session) -> dict[str, Any]:
     """Measure the cost of a run, and return the fields of ``estimate_run``."""
     settings = session.settings
     budget_seconds = get_budget_seconds(settings)
-    cost = session.measure_cost(should_reset=False)
+    cost = speed.measure_cost(session, should_reset=False)
     if budget_seconds is None:
         resolved = resolve_num_steps(session)
         total_steps = resolved.schedule.total_steps()

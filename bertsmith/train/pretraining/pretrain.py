@@ -45,7 +45,7 @@ from bertsmith.train.engine.threads import (
     is_machine_busy,
     restore_torch_settings,
 )
-from bertsmith.train.pretraining import recipes
+from bertsmith.train.pretraining import recipes, speed
 from bertsmith.train.pretraining.finished_run import is_pretraining_finished, load_finished_result
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
@@ -53,7 +53,6 @@ from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
 from bertsmith.train.pretraining.result import PretrainResult
 from bertsmith.train.pretraining.schedule import convert_epochs_to_steps
 from bertsmith.train.pretraining.session import (
-    THREAD_TIMING_SECONDS,
     Session,
     build_grad_norm_groups,
     describe_session,
@@ -299,7 +298,7 @@ def resolve_thread_count(
     # Time steps without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
     session = Session(eager, store, needs_weights=False)
-    choice = session.choose_thread_count(load, *_get_timing_seconds(settings))
+    choice = speed.choose_thread_count(session, load, *_get_timing_seconds(settings))
     progress.log(choice.describe())
     return _set_threads(settings, choice.num_threads)
 
@@ -308,9 +307,9 @@ def _get_timing_seconds(settings: PretrainSettings) -> tuple[float, float]:
     """Return the maximum duration of one timing of a thread count and of all, in seconds."""
     budget_seconds = get_budget_seconds(settings)
     if budget_seconds is None:
-        return THREAD_TIMING_SECONDS, MAX_CHOICE_SECONDS
+        return speed.THREAD_TIMING_SECONDS, MAX_CHOICE_SECONDS
     return (
-        min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds / 10),
+        min(speed.THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds / 10),
         min(MAX_CHOICE_SECONDS, MAX_CHOICE_SHARE * budget_seconds),
     )
 
@@ -343,7 +342,7 @@ def resolve_on_machine(
     budget_seconds = get_budget_seconds(session.settings)
     if budget_seconds is not None:
         progress.log("measuring the speed of this machine …")
-        cost = session.measure_cost(_get_probe_seconds(budget_seconds))
+        cost = speed.measure_cost(session, _get_probe_seconds(budget_seconds))
         if cost.is_noisy:
             cost = _retry_with_fewer_threads(session, cost, progress, budget_seconds)
     session.settings = record_machine(session.settings, machine)
@@ -376,12 +375,12 @@ def _retry_with_fewer_threads(
         return cost
     unknown_load = CpuLoad(0.0, 0.0)
     progress.log("choosing the number of threads …")
-    choice = session.choose_thread_count(unknown_load, *_get_timing_seconds(settings))
+    choice = speed.choose_thread_count(session, unknown_load, *_get_timing_seconds(settings))
     if choice.num_threads == previous:
         return cost
     progress.log(choice.describe())
     session.settings = _set_threads(settings, choice.num_threads)
-    return session.measure_cost(_get_probe_seconds(budget_seconds))
+    return speed.measure_cost(session, _get_probe_seconds(budget_seconds))
 
 
 def _get_probe_seconds(budget_seconds: float) -> float:

@@ -11,7 +11,7 @@ from bertsmith.train.engine.optimizer import iter_moment_names
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
 from bertsmith.train.engine.time_duration import TimeDuration
-from bertsmith.train.pretraining import recipes
+from bertsmith.train.pretraining import recipes, speed
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.session import Session
 
@@ -57,7 +57,7 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
     if cost is None:
         # The checkpoint has the step time. Without a checkpoint, the first step is measured.
         step_seconds = 0.0
-        evaluation_seconds, _ = session.time_evaluation()
+        evaluation_seconds, _ = speed.time_evaluation(session)
     else:
         step_seconds = cost.step_seconds
         evaluation_seconds = cost.estimate_evaluation_seconds(settings.run.max_eval_sequences)

@@ -56,6 +56,18 @@ def compute_batch_size(
     return initial_size + round((data.batch_size - initial_size) * ramp_fraction)
 
 
+def compute_masking_rate(fraction: float, data: DataSettings) -> float:
+    """Return the masking rate of a step.
+
+    Args:
+        fraction: Fraction of the run that is completed before the step.
+        data: Initial and final masking rate.
+    """
+    if data.final_masking_rate is None:
+        return data.masking_rate
+    return data.masking_rate + (data.final_masking_rate - data.masking_rate) * fraction
+
+
 class TrainingBatches:
     """The batches of a run. Each example of an epoch is used once, in order."""
 
@@ -95,16 +107,6 @@ class TrainingBatches:
         fraction = self._progress.compute_completed_fraction(step)
         return compute_batch_size(fraction, self._data, self._schedule)
 
-    def compute_masking_rate(self, step: int) -> float | None:
-        """Return the masking rate of a step; None if it is constant."""
-        initial_rate = self._data.masking_rate
-        final_rate = self._data.final_masking_rate
-        if final_rate is None:
-            return None
-        return initial_rate + (
-            final_rate - initial_rate
-        ) * self._progress.compute_completed_fraction(step)
-
     def compute_neighbor_bias(self, step: int) -> float:
         """Return the strength of the attention bias towards neighboring tokens, from 0 to 1."""
         max_steps = self._schedule.neighbor_bias_steps
@@ -140,7 +142,8 @@ class TrainingBatches:
             position = self._enter_phase(step, position)
             first = position.example
             count = self.compute_batch_size(step)
-            masking_rate = self.compute_masking_rate(step)
+            fraction = self._progress.compute_completed_fraction(step)
+            masking_rate = compute_masking_rate(fraction, self._data)
             batch = self._get_stream(position).batch(
                 first, count, masking_rate, is_causal=not position.is_causal_over
             )

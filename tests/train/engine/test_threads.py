@@ -26,6 +26,7 @@ from bertsmith.train.engine.threads import (
     restore_torch_settings,
 )
 from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.session import Session
 from tests.model.examples import make_prime_size_config
 from tests.train.conftest import WORDS, TrainFunction, make_tokenizer
@@ -117,7 +118,7 @@ def test_load_without_proc_is_the_load_average(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _choose_one_thread(*_: Any) -> ThreadChoice:
-    """Replaces ``Session.choose_thread_count``."""
+    """Replaces ``speed.choose_thread_count``."""
     torch.set_num_threads(1)
     return ThreadChoice(1, {2: 4.0, 1: 1.0})
 
@@ -131,7 +132,7 @@ def test_busy_machine_trains_with_fewer_threads(
 ) -> None:
     """The lower number of threads is stored, used again by a resumed run, and reset at the end."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
-    monkeypatch.setattr(Session, "choose_thread_count", _choose_one_thread)
+    monkeypatch.setattr(speed, "choose_thread_count", _choose_one_thread)
     arguments: dict[str, Any] = {"steps": 2, "run__threads": None}
     thread_counts: list[int] = []
     build_objective = Session.build_objective
@@ -156,7 +157,7 @@ def test_threads_are_not_timed_without_need(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads are not timed on an idle machine, nor if run.threads is set."""
-    monkeypatch.setattr(Session, "choose_thread_count", _fail_if_called)
+    monkeypatch.setattr(speed, "choose_thread_count", _fail_if_called)
     monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
     train("idle", steps=1, run__threads=None)
     assert read_toml(tmp_path / "idle" / "settings.toml")["run"]["threads"] == 2
@@ -191,8 +192,8 @@ def test_noisy_step_times_lead_to_fewer_threads(
         is_noisy=True,
     )
     costs = iter([noisy_cost, replace(noisy_cost, step_seconds=2.0, is_noisy=False)])
-    monkeypatch.setattr(Session, "measure_cost", lambda *_: next(costs))
-    monkeypatch.setattr(Session, "choose_thread_count", _choose_one_thread)
+    monkeypatch.setattr(speed, "measure_cost", lambda *_: next(costs))
+    monkeypatch.setattr(speed, "choose_thread_count", _choose_one_thread)
     train(minutes=1e-6, run__threads=None)
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
 

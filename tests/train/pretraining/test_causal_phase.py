@@ -18,16 +18,13 @@ from bertsmith.errors import SettingsError
 from bertsmith.settings import read_toml
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
-from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.time_duration import TimeDuration
-from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch
+from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.pretrain import write_initial_model
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
-from bertsmith.train.pretraining.schedule import Phase
-from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import (
     TrainFunction,
     assert_same_weights,
@@ -173,7 +170,7 @@ def test_time_budget_switches_once(
         return step < 2
 
     cost = Cost(0.1, 0.0, 0, 1e9, 0.1, 100.0, 512)
-    monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
+    monkeypatch.setattr(speed, "measure_cost", lambda *_: cost)
     with monkeypatch.context() as patch:
         patch.setattr(TimeDuration, "is_in_first", is_in_first_two_steps)
         patch.setattr(loop, "take_step", take_step_or_raise)
@@ -188,29 +185,6 @@ def test_time_budget_switches_once(
     causal, masked = ["causal_lm_loss"], ["mlm_loss", "nsp_loss"]
     assert _list_loss_names(run) == [causal] * 2 + [masked] * 3
     assert read_toml(run / "settings.toml")["schedule"]["causal_fraction"] == 0.5
-
-
-def test_cost_includes_left_to_right_steps(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measured cost of a step is the mean of both parts, weighted by their fractions."""
-    opened_store = Store.open(store)
-    assignments = make_assignments(schedule__causal_fraction=0.25)
-    session = Session(
-        resolve_settings(Overrides(data=store, assignments=assignments), opened_store), opened_store
-    )
-
-    def measure_steps(
-        _session: Session, objective: Any, phase: Phase, _seconds: float
-    ) -> tuple[list[float], list[list[PretrainingMicroBatch]], bool]:
-        batch = next(objective.iter_batches(0))
-        assert all(part.is_causal == phase.is_causal for part in batch)
-        return [4.0 if phase.is_causal else 1.0], [batch], False
-
-    monkeypatch.setattr(Session, "_measure_steps", measure_steps)
-    assert session.measure_cost().step_seconds == pytest.approx(0.25 * 4 + 0.75)
-    masked = session.build_objective(StepDuration(4), Phase(0, 4, 32))
-    causal = session.build_objective(StepDuration(4), Phase(0, 4, 32, is_causal=True))
-    macs = [objective.count_macs(next(objective.iter_batches(0))) for objective in (masked, causal)]
-    assert macs[1] > macs[0]
 
 
 def test_entirely_left_to_right_run_rejects_the_phase(store: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.train.engine.metrics_log import TIMING_KEYS, read_metrics
-from bertsmith.train.pretraining import evaluation
+from bertsmith.train.pretraining import evaluation, speed
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
@@ -88,7 +88,7 @@ def test_run_with_one_length_is_evaluated_at_one_length(
 ) -> None:
     """Without a second phase of longer sequences, there are no metrics for it."""
     session = build_session(store, **schedule)
-    evaluator = session._build_evaluator()
+    evaluator = session.build_evaluator()
     assert "phase2_mlm_loss" not in evaluator.evaluate(session.model.eval(), session.machine)
 
 
@@ -104,6 +104,6 @@ def test_estimated_time_includes_the_second_length(
         return evaluate(_model, stream, max_sequences, *arguments)
 
     monkeypatch.setattr(evaluation, "evaluate", record)
-    _, num_sequences = session.time_evaluation()
+    _, num_sequences = speed.time_evaluation(session)
     assert num_sequences == 8
     assert set(evaluated) == {(False, 8), (True, 5)}

@@ -13,6 +13,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.model.ops import neighbor_bias
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.recipes import resolve_steps
 from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import TrainFunction, assert_same_weights, copy_interrupted_run
@@ -108,15 +109,15 @@ def test_graph_with_the_bias_is_compiled_before_training(
     def record(_session: Session, _objective: Any, _step: int, batches: list[Any]) -> None:
         steps_have_bias.append(batches[0].neighbor_bias is not None)
 
-    monkeypatch.setattr(Session, "_take_step", record)
+    monkeypatch.setattr(speed, "_take_step", record)
     assignments = [f"schedule.neighbor_bias_steps={num_steps}", "run.max_eval_sequences=8"]
     assignments += ["model.layers=1", "model.width=16", "model.heads=2", "model.feed_forward=32"]
     settings = resolve_steps(resolve(assignments=assignments), 8)
     session = Session(settings, Store.open(store))
-    session.measure_cost(0.2)
+    speed.measure_cost(session, 0.2)
     assert not any(steps_have_bias)
     session.has_static_shapes = True
-    session.measure_cost(0.2)
+    speed.measure_cost(session, 0.2)
     assert any(steps_have_bias) == (num_steps > 0)
 
 

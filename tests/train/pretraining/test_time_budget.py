@@ -18,13 +18,13 @@ from bertsmith.train.engine.probe import Cost, is_noisy
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.time_duration import TimeDuration
 from bertsmith.train.latest_snapshot import write_latest_snapshot
+from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.estimate import estimate_run
 from bertsmith.train.pretraining.recipes import (
     PretrainSettings,
     estimate_num_steps,
     limit_evaluation,
 )
-from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import RecordingProgress, TrainFunction, make_assignments
 
 COST = Cost(
@@ -49,7 +49,7 @@ class KilledError(Exception):
 @pytest.fixture(autouse=True)
 def skip_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the probe before a run."""
-    monkeypatch.setattr(Session, "measure_cost", lambda *_: COST)
+    monkeypatch.setattr(speed, "measure_cost", lambda *_: COST)
 
 
 def _kill_before_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -138,7 +138,7 @@ def test_resumed_run_continues_data_and_time(
     # The second phase does not end, even if a new measurement says that it has not started.
     monkeypatch.setattr(TimeDuration, "is_in_last", lambda *_: False)
     _finish_after(monkeypatch, 6)
-    monkeypatch.setattr(Session, "measure_cost", None)
+    monkeypatch.setattr(speed, "measure_cost", None)
     assert train(**arguments).steps == 6
     assert batches[:2] == [(1, 4, 4), (1, 8, 4)]
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
