@@ -248,6 +248,10 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         "pre-training tasks": _describe_tasks(
             _get_nested(settings, "data"), _get_nested(settings, "schedule", "causal_fraction")
         ),
+        "maximum sequence length": (
+            _get_nested(settings, "schedule", "phase2_max_seqlen")
+            or _get_nested(settings, "data", "max_seqlen")
+        ),
         "steps": steps,
         "learning rate": _get_nested(settings, "optim", "lr"),
         "batch size": (

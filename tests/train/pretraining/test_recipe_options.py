@@ -73,6 +73,15 @@ def test_sentence_order_is_named(train: TrainFunction) -> None:
     assert "- pre-training tasks: masked LM and next-sentence prediction\n" in card
 
 
+def test_card_has_the_trained_length(train: TrainFunction) -> None:
+    """The model card has the longest sequences of the run; the config allows longer ones."""
+    two_phases: dict[str, Any] = {"schedule__phase2_max_seqlen": 32}
+    for name, changes, length in (("one", {}, 24), ("two", two_phases, 32)):
+        result = train(name, steps=2, data__max_seqlen=24, **changes)
+        assert result.model is not None
+        assert f"- maximum sequence length: {length}\n" in (result.model / "README.md").read_text()
+
+
 def test_each_initialization_can_be_switched_off(store: Path) -> None:
     """The value "random" sets no weights by hand; "cross-segment-heads" sets most."""
     opened_store = Store.open(store)
