@@ -20,7 +20,7 @@ from bertsmith.train.engine import probe, threads
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.step import take_step
-from bertsmith.train.engine.threads import MAX_CHOICE_SECONDS, ThreadChoice
+from bertsmith.train.engine.threads import ThreadChoice
 from bertsmith.train.pretraining.micro_batches import add_neighbor_bias
 from bertsmith.train.pretraining.objective import PretrainingObjective
 from bertsmith.train.pretraining.schedule import Phase
@@ -152,12 +152,16 @@ def _measure_steps(
             return [step_seconds], [batch], True
     step_function = partial(_take_step, session, objective)
     batches = _iter_assigned_batches(session, objective)
-    if session.has_static_shapes and session.settings.schedule.neighbor_bias_steps:
-        # Compiles the graph of the first steps, which would otherwise delay the schedule.
-        step_function(0, add_neighbor_bias(next(batches)))
-    if session.settings.data.final_masking_rate is not None and not phase.is_causal:
+    first_rate, last_rate = _list_extreme_masking_rates(session, phase)
+    has_bias = session.settings.schedule.neighbor_bias_steps > 0 and phase.start_step == 0
+    if session.has_static_shapes and has_bias:
+        # Compiles the graph of the first steps, which would otherwise delay the schedule. It
+        # depends on the number of predictions.
+        first = _build_phase_objective(session, phase, masking_rate=first_rate)
+        step_function(0, add_neighbor_bias(next(_iter_assigned_batches(session, first))))
+    if first_rate != last_rate and not phase.is_causal:
         # The steps with the most predictions determine the peak memory.
-        rate = max(_list_extreme_masking_rates(session, phase))
+        rate = max(first_rate, last_rate)
         largest = _build_phase_objective(session, phase, masking_rate=rate)
         step_function(0, next(_iter_assigned_batches(session, largest)))
     return (*probe.measure_steps(batches, step_function, seconds), False)
@@ -200,8 +204,8 @@ def _build_slow_step_objective(session: Session, phase: Phase) -> PretrainingObj
 def choose_thread_count(
     session: Session,
     load: CpuLoad,
-    seconds: float = THREAD_TIMING_SECONDS,
-    max_seconds: float = MAX_CHOICE_SECONDS,
+    seconds: float,
+    max_seconds: float,
 ) -> ThreadChoice:
     """Time steps with all threads and with fewer, choose the best number and use it.
 

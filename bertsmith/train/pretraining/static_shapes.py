@@ -1,8 +1,8 @@
 """Micro-batches that all have the same shape, for a compiled model on a GPU.
 
-The compiler then generates one graph per phase of a run, with constant sizes. Each micro-batch is
-filled up with short sequences of token 0 that predict nothing, so they change no loss and no
-gradient.
+The compiler then generates one graph per phase of a run and number of predictions, which changes
+with the masking rate, and another one for steps with an attention bias. Each micro-batch is filled
+up with short sequences of token 0 that predict nothing, so they change no loss and no gradient.
 """
 
 from dataclasses import dataclass, replace

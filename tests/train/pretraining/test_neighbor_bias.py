@@ -12,6 +12,7 @@ from bertsmith.data.store import Store
 from bertsmith.errors import SettingsError
 from bertsmith.model.ops import neighbor_bias
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.recipes import resolve_steps
@@ -105,12 +106,16 @@ def test_graph_with_the_bias_is_compiled_before_training(
 ) -> None:
     """If a compiled model has static shapes (on a GPU), the measurement takes a biased step."""
     steps_have_bias: list[bool] = []
+    num_biased_predictions: list[int] = []
 
     def record(_session: Session, _objective: Any, _step: int, batches: list[Any]) -> None:
         steps_have_bias.append(batches[0].neighbor_bias is not None)
+        if steps_have_bias[-1]:
+            num_biased_predictions.append(len(batches[0].masked_labels))
 
     monkeypatch.setattr(speed, "_take_step", record)
     assignments = [f"schedule.neighbor_bias_steps={num_steps}", "run.max_eval_sequences=8"]
+    assignments += ["data.masking_rate=0.6", "data.final_masking_rate=0.1"]
     assignments += ["model.layers=1", "model.width=16", "model.heads=2", "model.feed_forward=32"]
     settings = resolve_steps(resolve(assignments=assignments), 8)
     session = Session(settings, Store.open(store))
@@ -119,6 +124,9 @@ def test_graph_with_the_bias_is_compiled_before_training(
     session.has_static_shapes = True
     speed.measure_cost(session, 0.2)
     assert any(steps_have_bias) == (num_steps > 0)
+    # The graph depends on the number of predictions, and the masking rate of the run falls.
+    first_batch = next(session.build_objective(StepDuration(1000)).iter_batches(0))
+    assert num_biased_predictions == [len(first_batch[0].masked_labels)] * (num_steps > 0)
 
 
 def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path) -> None:
