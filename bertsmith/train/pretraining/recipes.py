@@ -291,8 +291,8 @@ def limit_evaluation(settings: PretrainSettings, cost: Cost, seconds: float) -> 
     max_eval_seconds = SINGLE_EVALUATION_SHARE * seconds
     if cost.evaluation_seconds <= max_eval_seconds:
         return settings
-    max_share = max_eval_seconds / cost.evaluation_seconds
-    num_sequences = max(1, int(cost.num_eval_sequences * max_share))
+    max_sequences = cost.num_eval_sequences * max_eval_seconds / cost.evaluation_seconds
+    num_sequences = max(1, int(max_sequences))
     run = run.model_copy(update={"max_eval_sequences": num_sequences})
     return settings.model_copy(update={"run": run})
 

@@ -1,6 +1,7 @@
 """Measures how long the steps and evaluations of a pre-training run take on this machine.
 
-Most measurements change the weights and the optimizer; they are reset at the end.
+Measured steps have a learning rate of 0, but change the state of the optimizer, which is reset with
+the weights at the end.
 """
 
 import time
