@@ -12,7 +12,10 @@ from bertsmith.settings import get_table
 from bertsmith.train.engine.duration import get_default_interval
 from bertsmith.train.engine.finetuning_overrides import MUTABLE_MODEL_FIELDS
 from bertsmith.train.engine.run_directory import MACHINE_SETTINGS
-from bertsmith.train.pretraining.recipes import RunSettings, get_recipe_defaults, scale_init_range
+from bertsmith.train.pretraining.recipes import DEFAULT_RECIPE, RunSettings, get_recipe_defaults
+
+#: Settings, as table and name, whose default the recipe derives from the model and the objective.
+_DERIVED_DEFAULTS = (("model", "init_range"), ("optim", "lr"), ("run", "initialization"))
 
 
 def drop_computed_values(
@@ -59,8 +62,9 @@ def drop_computed_values(
     schedule.setdefault("phase2_max_seqlen", None)
     schedule.setdefault("neighbor_bias_steps", 0)
     tables["optim"].setdefault("optimizer", "adamw")
+    _drop_recipe_defaults(tables, is_continued=is_continued)
     _drop_replaced_data_settings(tables, new_values)
-    _drop_values_of_width(tables, get_table(new_values, "model"))
+    _drop_feed_forward(tables["model"], get_table(new_values, "model"))
     if start_from is not None:
         # The start model has its own config and objective. Its attention is trained, and needs no
         # bias.
@@ -106,26 +110,40 @@ def _drop_replaced_data_settings(
         del data["initial_batch_size"]
 
 
-def _drop_values_of_width(tables: dict[str, dict[str, Any]], new_model: Mapping[str, Any]) -> None:
-    """Remove the defaults of a run that depend on the width, if the user sets another width.
+def _drop_recipe_defaults(tables: dict[str, dict[str, Any]], *, is_continued: bool) -> None:
+    """Remove the values that the recipe has derived from the model and the objective.
+
+    Only values that equal the default are removed. The new run derives them again, from its own
+    model and objective.
 
     Args:
         tables: Settings of the run, changed in place.
+        is_continued: Whether the run started from a trained model.
+    """
+    model = dict(tables["model"])
+    # The defaults would contain a value that is given.
+    model.pop("init_range", None)
+    nsp = tables["data"].get("nsp", model.get("nsp"))
+    recipe = tables["run"].get("recipe", DEFAULT_RECIPE)
+    defaults = get_recipe_defaults(recipe, model, tables, nsp=bool(nsp), is_continued=is_continued)
+    for table, name in _DERIVED_DEFAULTS:
+        default = get_table(defaults, table).get(name)
+        if default is not None and tables[table].get(name) == default:
+            del tables[table][name]
+
+
+def _drop_feed_forward(model: dict[str, Any], new_model: Mapping[str, Any]) -> None:
+    """Remove the default size of the feed-forward layers if the user sets another width.
+
+    Args:
+        model: Model settings of the run, changed in place.
         new_model: Model settings of the user for the new run.
     """
-    model, run, optim = tables["model"], tables["run"], tables["optim"]
     width = model.get("width")
     if not isinstance(width, int) or new_model.get("width", width) == width:
         return
     if model.get("feed_forward") == 4 * width:
         del model["feed_forward"]
-    if model.get("init_range") == scale_init_range(width):
-        del model["init_range"]
-    defaults = get_recipe_defaults(
-        run.get("recipe", RunSettings().recipe), model, tables, nsp=bool(tables["data"].get("nsp"))
-    )
-    if optim.get("lr") == defaults.get("optim", {}).get("lr"):
-        optim.pop("lr", None)
 
 
 def _drop_values_of_length(tables: dict[str, dict[str, Any]]) -> None:

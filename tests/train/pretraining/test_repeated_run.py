@@ -31,6 +31,19 @@ def test_another_width_has_its_own_defaults(resolve: Any, tmp_path: Path) -> Non
     assert repeated.optim.lr == 0.003
 
 
+def test_another_objective_has_its_own_learning_rate(resolve: Any, tmp_path: Path) -> None:
+    """The default rate depends on next-sentence prediction; a rate of the user does not."""
+    config = write_config(tmp_path, resolve())
+    for change in ("data.nsp=true", "data.pair_objective=sop", "model.layers=1"):
+        assert resolve(config=config, assignments=[change]) == resolve(assignments=[change])
+    assert resolve(config=config, assignments=["data.nsp=true"]).optim.lr == 1e-3
+    config = write_config(tmp_path, resolve(assignments=["data.nsp=true"]))
+    assert resolve(config=config).optim.lr == 1e-3
+    assert resolve(config=config, assignments=["data.nsp=false"]).optim.lr == 2e-3
+    config = write_config(tmp_path, resolve(assignments=["optim.lr=3e-3"]))
+    assert resolve(config=config, assignments=["data.nsp=true"]).optim.lr == 3e-3
+
+
 def test_values_that_contradict_new_settings_are_dropped(resolve: Any, tmp_path: Path) -> None:
     """A new objective, batch size or start left to right replaces what depends on the old one."""
     config = write_config(tmp_path, resolve(assignments=["data.initial_batch_size=16"]))

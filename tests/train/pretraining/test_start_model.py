@@ -112,7 +112,13 @@ def test_learning_rate_is_half_of_that_from_scratch(
     assert continued.optim.lr == 0.001
     options = [*common, "data.nsp=false", "schedule.phase2_max_seqlen=64"]
     assert resolve(start_from=start, recipe="paper", assignments=options).optim.lr == 0.0001
-    assert resolve().optim.lr == 0.002
+    scratch = resolve(assignments=common)
+    assert scratch.optim.lr == 0.002
+    config = tmp_path / SETTINGS_FILE
+    config.write_text(scratch.to_toml())
+    assert resolve(start_from=start, config=config).optim.lr == 0.001
+    config.write_text(continued.to_toml())
+    assert resolve(config=config).optim.lr == 0.001
 
 
 def test_start_model_is_evaluated_before_the_first_step(
