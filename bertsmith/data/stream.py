@@ -32,7 +32,8 @@ CHUNK_LENGTH = 16
 #: Approximate number of tokens in a block. Computing a block takes tens of milliseconds and a few
 #: megabytes.
 BLOCK_TOKENS = 1 << 20
-#: Maximum number of cached blocks, and of cached epochs: a batch may need two of either.
+#: Maximum number of cached blocks, and of cached epochs: a batch may need two of either. A run with
+#: two phases first needs an epoch of each, to measure its speed.
 _CACHE_SIZE = 2
 #: Number that makes the random key of the chunk order different from that of the sentence pairs.
 _CHUNK_ORDER: Final = 1
@@ -254,6 +255,34 @@ class _Failure:
     error: BaseException
 
 
+class EpochStreams:
+    """The examples of each epoch over one split.
+
+    Counting the examples of an epoch takes seconds for a large store, so the last epochs are kept.
+    """
+
+    def __init__(
+        self, split: Split, vocabulary: VocabularyInfo, settings: DataSettings, seed: int
+    ) -> None:
+        """Create no stream yet; for the arguments, see ``ExampleStream``."""
+        self._make_stream = partial(ExampleStream, split, vocabulary, settings, seed=seed)
+        self._streams: OrderedDict[tuple[int, int], ExampleStream] = OrderedDict()
+
+    def get(self, length: int, epoch: int) -> ExampleStream:
+        """Return the examples of an epoch with a maximum sequence length.
+
+        Raises:
+            StoreError: The split is too small for an example.
+        """
+        key = (length, epoch)
+        if key not in self._streams:
+            self._streams[key] = self._make_stream(length=length, epoch=epoch)
+        self._streams.move_to_end(key)
+        while len(self._streams) > _CACHE_SIZE:
+            self._streams.popitem(last=False)
+        return self._streams[key]
+
+
 class EndlessStream:
     """Consecutive epochs as one endless sequence of examples.
 
@@ -262,33 +291,25 @@ class EndlessStream:
     """
 
     def __init__(
-        self,
-        split: Split,
-        vocabulary: VocabularyInfo,
-        settings: DataSettings,
-        *,
-        length: int,
-        seed: int,
-        first_epoch: int = 0,
-        epoch_start: int = 0,
+        self, streams: EpochStreams, *, length: int, first_epoch: int = 0, epoch_start: int = 0
     ) -> None:
         """Start with epoch number ``first_epoch``.
 
         A sequence that started with an earlier epoch can continue without counting the examples of
-        the epochs before ``first_epoch`` again, which takes seconds per epoch of a large store.
+        the epochs before ``first_epoch`` again.
 
         Args:
-            split: See ``ExampleStream``, as for the arguments up to ``seed``.
-            vocabulary: Special tokens and continuation pieces.
-            settings: How examples are made.
+            streams: The examples of each epoch.
             length: Maximum number of tokens per sequence.
-            seed: Random seed.
             first_epoch: Number of the first epoch whose examples are read.
             epoch_start: Index of its first example in the endless sequence.
+
+        Raises:
+            StoreError: The split is too small for an example.
         """
-        self._make_stream = partial(ExampleStream, split, vocabulary, settings, length, seed)
+        self._streams = streams
+        self._length = length
         self._first_epoch = first_epoch
-        self._streams: OrderedDict[int, ExampleStream] = OrderedDict()
         # Index of the first example of each epoch, for the epochs counted so far.
         self._epoch_starts = [epoch_start]
         # Count the first epoch now, so that a split that is too small raises StoreError here.
@@ -309,7 +330,7 @@ class EndlessStream:
         parts = []
         while count > 0:
             epoch, index = self.locate(first)
-            stream = self._get_stream(epoch)
+            stream = self._streams.get(self._length, epoch)
             size = min(count, len(stream) - index)
             parts.append(stream.batch(index, size, masking_rate, is_causal=is_causal))
             first, count = first + size, count - size
@@ -319,17 +340,11 @@ class EndlessStream:
         """Return the epoch of an example of the endless sequence, and its index in that epoch."""
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
-            self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
+            self._epoch_starts.append(
+                self._epoch_starts[-1] + len(self._streams.get(self._length, epoch))
+            )
         epoch_offset = bisect_right(self._epoch_starts, index) - 1
         return self._first_epoch + epoch_offset, index - self._epoch_starts[epoch_offset]
-
-    def _get_stream(self, epoch: int) -> ExampleStream:
-        """Return the stream of an epoch from the cache, or create it."""
-        if epoch not in self._streams:
-            self._streams[epoch] = self._make_stream(epoch=epoch)
-            while len(self._streams) > _CACHE_SIZE:
-                self._streams.popitem(last=False)
-        return self._streams[epoch]
 
 
 def prefetch(items: Iterator[Item]) -> Iterator[Item]:

@@ -14,7 +14,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch
+from bertsmith.data.stream import EndlessStream, EpochStreams, ExampleStream, prefetch
 from bertsmith.errors import StoreError
 
 
@@ -213,7 +213,7 @@ def test_too_small_corpus_is_rejected(vocabulary: VocabularyInfo) -> None:
     """A split without examples is an error at once, not an endless loop over empty epochs."""
     settings = DataSettings()
     with pytest.raises(StoreError, match="no document"):
-        EndlessStream(Split.from_documents([]), vocabulary, settings, length=128, seed=0)
+        EpochStreams(Split.from_documents([]), vocabulary, settings, seed=0).get(128, 0)
     with pytest.raises(StoreError, match="one document only"):
         ExampleStream(
             Split.from_documents([[[5, 6], [7]]]), vocabulary, settings, 128, seed=0, epoch=0
@@ -228,20 +228,19 @@ def test_endless_stream_concatenates_epochs(split: Split, vocabulary: Vocabulary
     epoch_4, epoch_5 = (
         ExampleStream(split, vocabulary, settings, 64, seed=9, epoch=epoch) for epoch in (4, 5)
     )
-    endless = EndlessStream(split, vocabulary, settings, length=64, seed=9, first_epoch=4)
+    epochs = EpochStreams(split, vocabulary, settings, seed=9)
+    endless = EndlessStream(epochs, length=64, first_epoch=4)
     end = len(epoch_4)
     assert to_tuples(endless.batch(end - 3, 8)) == to_tuples(epoch_4.batch(end - 3, 3)) + to_tuples(
         epoch_5.batch(0, 5)
     )
     assert endless.locate(end - 1) == (4, end - 1)
     assert endless.locate(end) == (5, 0)
-    later = EndlessStream(
-        split, vocabulary, settings, length=64, seed=9, first_epoch=5, epoch_start=end
-    )
+    later = EndlessStream(epochs, length=64, first_epoch=5, epoch_start=end)
     assert later.locate(end + 2) == (5, 2)
     assert to_tuples(later.batch(end + 1, 6)) == to_tuples(endless.batch(end + 1, 6))
     two_documents = Split.from_documents([[[5]], [[6]]])
-    short = EndlessStream(two_documents, vocabulary, settings, length=16, seed=0)
+    short = EndlessStream(EpochStreams(two_documents, vocabulary, settings, seed=0), length=16)
     assert len(short.batch(5, 32)) == 32
 
 
@@ -249,7 +248,7 @@ def test_prefetched_batches_equal_those_of_the_stream(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
     """The batches come in the order of the stream; closing the iterator early ends the thread."""
-    endless = EndlessStream(split, vocabulary, DataSettings(), length=64, seed=0)
+    endless = EndlessStream(EpochStreams(split, vocabulary, DataSettings(), seed=0), length=64)
     batches = list(prefetch(endless.batch(32 + 16 * step, 16) for step in range(5)))
     for step, batch in enumerate(batches):
         assert to_tuples(batch) == to_tuples(endless.batch(32 + 16 * step, 16))

@@ -21,7 +21,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
-from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch
+from bertsmith.data.stream import EndlessStream, EpochStreams, prefetch
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -276,13 +276,10 @@ class TextDistillationObjective:
         )
         vocabulary = VocabularyInfo.from_tokenizer(distillation.tokenizer)
         split = store.load_split("train")
-        self._stream = EndlessStream(
-            split, vocabulary, data, length=distill.max_seqlen, seed=self._settings.run.seed
-        )
-        first_epoch = ExampleStream(
-            split, vocabulary, data, distill.max_seqlen, self._settings.run.seed, 0
-        )
-        self.steps_per_epoch = math.ceil(len(first_epoch) / self._batch_size)
+        epochs = EpochStreams(split, vocabulary, data, self._settings.run.seed)
+        self._stream = EndlessStream(epochs, length=distill.max_seqlen)
+        num_examples = len(epochs.get(distill.max_seqlen, 0))
+        self.steps_per_epoch = math.ceil(num_examples / self._batch_size)
         self._heldout = build_heldout_stream(store.load_split("heldout"), vocabulary, data)
 
     def iter_batches(

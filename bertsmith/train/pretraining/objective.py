@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
-from bertsmith.data.stream import PREFETCH_DISTANCE, prefetch
+from bertsmith.data.stream import PREFETCH_DISTANCE, EpochStreams, prefetch
 from bertsmith.model.bert import BertForPreTraining, Losses
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.copy_stream import CopyStream
@@ -84,7 +84,7 @@ class PretrainingObjective:
         compiled_model: nn.Module,
         settings: PretrainSettings,
         duration: Duration,
-        train: Split,
+        epochs: EpochStreams,
         heldout: Split,
         vocabulary: VocabularyInfo,
         machine: Machine,
@@ -98,7 +98,7 @@ class PretrainingObjective:
             compiled_model: The compiled model; ``model`` itself without run.compile.
             settings: Settings of the run.
             duration: Length of the run.
-            train: Text for training.
+            epochs: Training examples of each epoch.
             heldout: Text for evaluation.
             vocabulary: Special tokens and continuation pieces.
             machine: Device, precision and processes.
@@ -111,12 +111,10 @@ class PretrainingObjective:
         self._has_static_shapes = has_static_shapes
         self._duration = duration
         self._batches = TrainingBatches(
-            train,
-            vocabulary,
+            epochs,
             settings.data,
             settings.schedule,
             duration.get_batch_progress(PREFETCH_DISTANCE),
-            settings.run.seed,
         )
         device = machine.device
         self._copy_stream = CopyStream(device) if device.type == "cuda" else None

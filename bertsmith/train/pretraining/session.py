@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from bertsmith import bundle
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Store
-from bertsmith.data.stream import ExampleStream
+from bertsmith.data.stream import EpochStreams
 from bertsmith.data.unigram import count_token_ids
 from bertsmith.model.bert import BertForPreTraining, count_parameters
 from bertsmith.model.init.named import apply_initialization
@@ -91,6 +91,7 @@ class Session:
         self.vocabulary = VocabularyInfo.from_tokenizer(self.tokenizer)
         self.train_split = store.load_split("train")
         self.heldout_split = store.load_split("heldout")
+        self._epochs = EpochStreams(self.train_split, self.vocabulary, settings.data, run.seed)
         self.model = BertForPreTraining(settings.model, self.machine.kernel).to(self.machine.device)
         if not run.start_from:
             # Heads that attend to neighbors from the start need no bias.
@@ -182,7 +183,7 @@ class Session:
             self.compiled_model,
             settings or self.settings,
             duration,
-            self.train_split,
+            self._epochs,
             self.heldout_split,
             self.vocabulary,
             self.machine,
@@ -199,10 +200,7 @@ class Session:
 
     def count_epoch_examples(self, max_seqlen: int) -> int:
         """Return the number of training examples in an epoch with this maximum sequence length."""
-        data = self.settings.data
-        seed = self.settings.run.seed
-        stream = ExampleStream(self.train_split, self.vocabulary, data, max_seqlen, seed, epoch=0)
-        return len(stream)
+        return len(self._epochs.get(max_seqlen, 0))
 
     def list_phase_shares(self) -> list[tuple[float, int]]:
         """Return (fraction of the run, number of examples in an epoch) for each phase.

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import Split
-from bertsmith.data.stream import EndlessStream
+from bertsmith.data.stream import EndlessStream, EpochStreams
 from bertsmith.train.engine.duration import RunProgress
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
@@ -73,29 +71,23 @@ class TrainingBatches:
 
     def __init__(
         self,
-        split: Split,
-        vocabulary: VocabularyInfo,
+        epochs: EpochStreams,
         data: DataSettings,
         schedule: PretrainScheduleSettings,
         progress: RunProgress,
-        seed: int,
     ) -> None:
         """Create the batches; no example is computed yet.
 
         Args:
-            split: The documents.
-            vocabulary: Special tokens and continuation pieces.
-            data: How examples and batches are made.
+            epochs: The examples of each epoch.
+            data: Length of the sequences, size of the batches and masking rate.
             schedule: The phases.
             progress: How much of the run is completed.
-            seed: Random seed.
         """
-        self._split = split
-        self._vocabulary = vocabulary
+        self._epochs = epochs
         self._data = data
         self._schedule = schedule
         self._progress = progress
-        self._seed = seed
         self._streams: dict[tuple[int, int], EndlessStream] = {}
 
     def get_max_seqlen(self, phase: int) -> int:
@@ -186,11 +178,8 @@ class TrainingBatches:
             # The examples of an earlier phase are not needed any more.
             self._streams = {
                 key: EndlessStream(
-                    self._split,
-                    self._vocabulary,
-                    self._data,
+                    self._epochs,
                     length=self.get_max_seqlen(position.phase),
-                    seed=self._seed,
                     first_epoch=position.first_epoch + position.num_epochs,
                     epoch_start=position.epoch_start,
                 )

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from bertsmith.data.sentence_pairs import PairSampler
 from bertsmith.data.store import Store
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.pretraining import speed
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
@@ -62,3 +64,21 @@ def test_steps_are_measured_at_the_mean_masking_rate(
     assert measured_rates[0] == pytest.approx(0.55, abs=0.05)
     assert measured_rates[1:] == pytest.approx([0.37] * len(measured_rates[1:]), abs=0.04)
     assert len(measured_rates) > 3
+
+
+def test_training_examples_are_counted_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch of a large store takes long to count, and the probe reads it several times."""
+    num_counts = 0
+    find_chunk_starts = PairSampler.find_chunk_starts
+
+    def count(sampler: PairSampler, chunk_length: int) -> Any:
+        nonlocal num_counts
+        num_counts += sampler._split is session.train_split
+        return find_chunk_starts(sampler, chunk_length)
+
+    session = _build_session(store, data__final_masking_rate=0.5, schedule__phase2_max_seqlen=64)
+    monkeypatch.setattr(PairSampler, "find_chunk_starts", count)
+    speed.measure_cost(session, 0.1)
+    session.list_phase_shares()
+    next(session.build_objective(StepDuration(4)).iter_batches(0))
+    assert num_counts == len(session.list_phases()) == 2

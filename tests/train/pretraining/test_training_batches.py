@@ -9,7 +9,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
-from bertsmith.data.stream import ExampleStream
+from bertsmith.data.stream import EpochStreams, ExampleStream
 from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.duration import StepDuration
@@ -32,14 +32,9 @@ def _make_batches(store: Store, schedule: Any = None, **data: Any) -> TrainingBa
     """Return the batches of a run of STEPS steps; keywords are data settings."""
     settings = DataSettings(max_seqlen=32, **{"batch_size": 8, **data})
     vocabulary = VocabularyInfo.from_tokenizer(store.load_tokenizer())
-    return TrainingBatches(
-        store.load_split("train"),
-        vocabulary,
-        settings,
-        PretrainScheduleSettings(**(schedule or {})),
-        StepDuration(STEPS),
-        seed=0,
-    )
+    epochs = EpochStreams(store.load_split("train"), vocabulary, settings, seed=0)
+    schedule_settings = PretrainScheduleSettings(**(schedule or {}))
+    return TrainingBatches(epochs, settings, schedule_settings, StepDuration(STEPS))
 
 
 def _read(batches: TrainingBatches, first_step: int = 0) -> list[ExampleBatch]:
