@@ -338,11 +338,14 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     head.query_bias[segment_dim] = bias * segment_scale
     head.key[segment_dim] = -weight * segment_scale
     head.key_bias[segment_dim] = -bias * segment_scale
-    head.key[cls_dim] = subspaces.token_readout(cls_id)
-    head.value[0] = head.key[cls_dim]
+    # The query bias and the key of [CLS] are equally large. If the bias is much larger, small
+    # changes of the keys during training can make all tokens attend to [CLS].
+    cls_scale = (_CLS_SCORE * score_scale) ** 0.5
+    head.value[0] = subspaces.token_readout(cls_id)
+    head.key[cls_dim] = head.value[0] * cls_scale
     # [CLS] belongs to segment A. The query cancels the contribution of this segment to the score.
-    head.query[cls_dim] = weight * _SEGMENT_SCORE * score_scale
-    head.query_bias[cls_dim] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale
+    head.query[cls_dim] = weight * _SEGMENT_SCORE * score_scale / cls_scale
+    head.query_bias[cls_dim] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale / cls_scale
     head.output[:, 0].normal_(std=_CLS_RMS * subspaces.input_rms)
 
 

@@ -186,6 +186,13 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(
     unmatched = torch.tensor([*range(1, 10), *range(20, 60), *range(70, 100)])
     assert probabilities[unmatched, 0].median() > 0.3
     assert probabilities[torch.arange(30, 35), torch.arange(40, 45)].mean() < 0.3
+    # Small changes during training do not break the head.
+    layer = next(module for module in model.modules() if isinstance(module, SelfAttention))
+    with torch.no_grad():
+        layer.query_key_value.weight += 0.03 * torch.randn_like(layer.query_key_value.weight)
+    probabilities = _compute_attention_probabilities(model, batch, match_head)
+    assert probabilities[in_a, in_b].mean() > 0.6
+    assert probabilities[in_b, in_a].mean() > 0.6
 
 
 @pytest.mark.parametrize("heads", [2, 4])
