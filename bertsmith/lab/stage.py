@@ -16,9 +16,15 @@ _KEY_LENGTH = 12
 #: Version of each kind of stage, 1 if not listed. Increase the version if changed code or defaults
 #: give other results for the same settings, so that older results are not reused.
 KIND_VERSIONS: dict[str, int] = {"word-senses": 2, "softmax": 2}
-#: Version of pre-training runs by model setting and value. In version 1, pre-norm models had no
-#: LayerNorm after the embeddings.
-_MODEL_VERSIONS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
+#: Settings of pre-training runs, as table, name and value, whose results a change of the code has
+#: changed. Each one increases the version of a run with this value by 1.
+_CHANGED_PRETRAINING = (
+    # Before, pre-norm models had no LayerNorm after the embeddings.
+    ("model", "norm", "pre"),
+    # Before, the scores of [CLS] in the match heads came from large queries and small keys.
+    ("run", "initialization", "match-heads"),
+    ("run", "initialization", "cross-segment-heads"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,13 @@ class Stage:
         return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
 
     def _version(self) -> int | None:
-        """Return the version of the stage's kind or model; None for the first version."""
+        """Return the version of the stage's kind or settings; None for the first version."""
         if self.kind == "pretrain":
-            model = self.settings.get("model", {})
-            for (name, value), version in _MODEL_VERSIONS.items():
-                if model.get(name) == value:
-                    return version
-            return None
+            num_changes = sum(
+                self.settings.get(table, {}).get(name) == value
+                for table, name, value in _CHANGED_PRETRAINING
+            )
+            return 1 + num_changes if num_changes else None
         return KIND_VERSIONS.get(self.kind)
 
     @property

@@ -9,6 +9,7 @@ import pytest
 from bertsmith.compatibility.lab import downgrade_stage_name, upgrade_lab_record
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
+from bertsmith.lab import stage as stage_module
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import learning
 from bertsmith.lab.experiments.context import create_senses_stage
@@ -39,6 +40,15 @@ class RecordedStage(Stage):
         super().__init__(kind, {})
         # Set the cached property, which cannot be computed without settings.
         self.__dict__["key"] = key
+
+
+@pytest.fixture(autouse=True)
+def _ignore_changed_initializations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give runs their old keys, although their initialization has changed since then."""
+    model_changes = tuple(
+        change for change in stage_module._CHANGED_PRETRAINING if change[0] == "model"
+    )
+    monkeypatch.setattr(stage_module, "_CHANGED_PRETRAINING", model_changes)
 
 
 @pytest.fixture

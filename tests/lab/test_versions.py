@@ -66,19 +66,28 @@ def test_version_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Stage("number", {"a": 1}).key != key
 
 
-def test_old_pre_norm_results_are_not_reused(tmp_path: Path) -> None:
-    """The keys of pre-norm runs have a version, because the model has one more LayerNorm now."""
+def test_results_of_changed_settings_are_not_reused(tmp_path: Path) -> None:
+    """Each setting whose results have changed increases the version in the key of a run."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     factory = StageFactory(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
-    pre, post = (factory.create_baseline_run(0, model={"norm": norm}) for norm in ("pre", "post"))
-    assert pre.key != _key_without_model_version(pre)
-    assert post.key == _key_without_model_version(post)
+    expected = {
+        ("post", "random"): None,
+        ("pre", "random"): 2,
+        ("post", "cross-segment-heads"): 2,
+        ("pre", "match-heads"): 3,
+    }
+    for (norm, initialization), version in expected.items():
+        run = factory.create_baseline_run(
+            0, model={"norm": norm}, run={"initialization": initialization}
+        )
+        has_version = run.key != _key_without_versions(run)
+        assert (run._version(), has_version) == (version, version is not None)
 
 
-def _key_without_model_version(stage: Stage) -> str:
-    """Return the key of an equal stage if no model setting had a version."""
+def _key_without_versions(stage: Stage) -> str:
+    """Return the key of an equal stage if no setting had a version."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_module, "_MODEL_VERSIONS", {})
+        patch.setattr(stage_module, "_CHANGED_PRETRAINING", ())
         return Stage(stage.kind, stage.settings, stage.dependencies, stage.files).key
 
 
