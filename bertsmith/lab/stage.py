@@ -16,15 +16,8 @@ _KEY_LENGTH = 12
 #: Version of each kind of stage, 1 if not listed. Increase the version if changed code or defaults
 #: give other results for the same settings, so that older results are not reused.
 KIND_VERSIONS: dict[str, int] = {"word-senses": 2, "softmax": 2}
-#: Settings of pre-training runs, as table, name and value, whose results a change of the code has
-#: changed. Each one increases the version of a run with this value by 1.
-_CHANGED_PRETRAINING = (
-    # Before, pre-norm models had no LayerNorm after the embeddings.
-    ("model", "norm", "pre"),
-    # Before, the scores of [CLS] in the match heads came from large queries and small keys.
-    ("run", "initialization", "match-heads"),
-    ("run", "initialization", "cross-segment-heads"),
-)
+#: Initializations of models that were changed once.
+_CHANGED_INITIALIZATIONS = ("match-heads", "cross-segment-heads")
 
 
 @dataclass(frozen=True)
@@ -68,13 +61,14 @@ class Stage:
 
     def _version(self) -> int | None:
         """Return the version of the stage's kind or settings; None for the first version."""
-        if self.kind == "pretrain":
-            num_changes = sum(
-                self.settings.get(table, {}).get(name) == value
-                for table, name, value in _CHANGED_PRETRAINING
-            )
-            return 1 + num_changes if num_changes else None
-        return KIND_VERSIONS.get(self.kind)
+        if self.kind in KIND_VERSIONS:
+            return KIND_VERSIONS[self.kind]
+        run, model = self.settings.get("run", {}), self.settings.get("model", {})
+        initialization = run.get("initialization", self.settings.get("initialization"))
+        num_changes = int(initialization in _CHANGED_INITIALIZATIONS)
+        # In the first version, pre-norm models had no LayerNorm after the embeddings.
+        num_changes += self.kind == "pretrain" and model.get("norm") == "pre"
+        return 1 + num_changes if num_changes else None
 
     @property
     def name(self) -> str:

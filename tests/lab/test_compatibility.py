@@ -45,10 +45,7 @@ class RecordedStage(Stage):
 @pytest.fixture(autouse=True)
 def _ignore_changed_initializations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give runs their old keys, although their initialization has changed since then."""
-    model_changes = tuple(
-        change for change in stage_module._CHANGED_PRETRAINING if change[0] == "model"
-    )
-    monkeypatch.setattr(stage_module, "_CHANGED_PRETRAINING", model_changes)
+    monkeypatch.setattr(stage_module, "_CHANGED_INITIALIZATIONS", ())
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bertsmith.data.plan import PrepareOptions
-from bertsmith.lab import stage as stage_module
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import KIND_VERSIONS, Stage
@@ -80,14 +79,15 @@ def test_results_of_changed_settings_are_not_reused(tmp_path: Path) -> None:
         run = factory.create_baseline_run(
             0, model={"norm": norm}, run={"initialization": initialization}
         )
-        has_version = run.key != _key_without_versions(run)
-        assert (run._version(), has_version) == (version, version is not None)
+        assert (run._version(), run.key != _key_without_version(run)) == (version, bool(version))
+    model = Stage("untrained-model", {"initialization": "match-heads", "model": {"norm": "pre"}})
+    assert model._version() == 2
 
 
-def _key_without_versions(stage: Stage) -> str:
-    """Return the key of an equal stage if no setting had a version."""
+def _key_without_version(stage: Stage) -> str:
+    """Return the key that the stage would have in its first version."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_module, "_CHANGED_PRETRAINING", ())
+        patch.setattr(Stage, "_version", lambda _: None)
         return Stage(stage.kind, stage.settings, stage.dependencies, stage.files).key
 
 
