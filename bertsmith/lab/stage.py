@@ -16,8 +16,8 @@ _KEY_LENGTH = 12
 #: Version of each kind of stage, 1 if not listed. Increase the version if changed code or defaults
 #: give other results for the same settings, so that older results are not reused.
 KIND_VERSIONS: dict[str, int] = {"word-senses": 2, "softmax": 2}
-#: Initializations of models that were changed once.
-_CHANGED_INITIALIZATIONS = ("match-heads", "cross-segment-heads")
+#: How often each initialization of models was changed; 0 if not listed.
+_INITIALIZATION_CHANGES: dict[str, int] = {"match-heads": 1, "cross-segment-heads": 1}
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,13 @@ class Stage:
 
     def _version(self) -> int | None:
         """Return the version of the stage's kind or settings; None for the first version."""
-        if self.kind in KIND_VERSIONS:
-            return KIND_VERSIONS[self.kind]
         run, model = self.settings.get("run", {}), self.settings.get("model", {})
         initialization = run.get("initialization", self.settings.get("initialization"))
-        num_changes = int(initialization in _CHANGED_INITIALIZATIONS)
-        # In the first version, pre-norm models had no LayerNorm after the embeddings.
-        num_changes += self.kind == "pretrain" and model.get("norm") == "pre"
-        return 1 + num_changes if num_changes else None
+        version = KIND_VERSIONS.get(self.kind, 1) + _INITIALIZATION_CHANGES.get(initialization, 0)
+        if self.kind == "pretrain" and model.get("norm") == "pre":
+            # In the first version, pre-norm models had no LayerNorm after the embeddings.
+            version += 1
+        return version if version > 1 else None
 
     @property
     def name(self) -> str:

@@ -213,7 +213,9 @@ def test_too_small_corpus_is_rejected(vocabulary: VocabularyInfo) -> None:
     """A split without examples is an error at once, not an endless loop over empty epochs."""
     settings = DataSettings()
     with pytest.raises(StoreError, match="no document"):
-        EpochStreams(Split.from_documents([]), vocabulary, settings, seed=0).get(128, 0)
+        EndlessStream(
+            EpochStreams(Split.from_documents([]), vocabulary, settings, seed=0), length=128
+        )
     with pytest.raises(StoreError, match="one document only"):
         ExampleStream(
             Split.from_documents([[[5, 6], [7]]]), vocabulary, settings, 128, seed=0, epoch=0

@@ -45,7 +45,7 @@ class RecordedStage(Stage):
 @pytest.fixture(autouse=True)
 def _ignore_changed_initializations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give runs their old keys, although their initialization has changed since then."""
-    monkeypatch.setattr(stage_module, "_CHANGED_INITIALIZATIONS", ())
+    monkeypatch.setattr(stage_module, "_INITIALIZATION_CHANGES", {})
 
 
 @pytest.fixture

@@ -80,6 +80,9 @@ def test_results_of_changed_settings_are_not_reused(tmp_path: Path) -> None:
             0, model={"norm": norm}, run={"initialization": initialization}
         )
         assert (run._version(), run.key != _key_without_version(run)) == (version, bool(version))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(KIND_VERSIONS, "pretrain", 2)
+            assert Stage(run.kind, run.settings, run.dependencies, run.files).key != run.key
     model = Stage("untrained-model", {"initialization": "match-heads", "model": {"norm": "pre"}})
     assert model._version() == 2
 

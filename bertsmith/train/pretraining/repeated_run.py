@@ -28,8 +28,9 @@ def drop_computed_values(
 ) -> dict[str, Any]:
     """Return the settings of another run without the values that do not suit the new run.
 
-    Removed are the recipe and the start model, which are arguments; the store; the vocabulary size
-    of another store; the device and what depends on it, if the run was on a GPU and there is none;
+    Removed are the start model, which is an argument; the store; the vocabulary size of another
+    store; what the recipe has derived from the model and the objective, such as the default
+    learning rate; the device and what depends on it, if the run was on a GPU and there is none;
     the config of a start model (except for the dropout rates); default intervals; the number of
     processes and their threads; and the number of steps if epochs are set. If the run had a time
     budget and is finished, the time budget is removed, and the new run has the same number of
@@ -113,16 +114,19 @@ def _drop_replaced_data_settings(
 def _drop_recipe_defaults(tables: dict[str, dict[str, Any]], *, is_continued: bool) -> None:
     """Remove the values that the recipe has derived from the model and the objective.
 
-    Only values that equal the default are removed. The new run derives them again, from its own
-    model and objective.
+    The new run derives them again, from its own model and objective. A value of the user that
+    equals the default counts as the default.
 
     Args:
         tables: Settings of the run, changed in place.
         is_continued: Whether the run started from a trained model.
     """
-    model = dict(tables["model"])
-    # The defaults would contain a value that is given.
-    model.pop("init_range", None)
+    # With a given init_range, this value would be the default.
+    model = {name: value for name, value in tables["model"].items() if name != "init_range"}
+    width = model.get("width")
+    if type(width) is not int or width <= 0:
+        # The parser of the settings reports invalid values later.
+        return
     nsp = tables["data"].get("nsp", model.get("nsp"))
     recipe = tables["run"].get("recipe", DEFAULT_RECIPE)
     defaults = get_recipe_defaults(recipe, model, tables, nsp=bool(nsp), is_continued=is_continued)

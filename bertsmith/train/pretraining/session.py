@@ -175,7 +175,8 @@ class Session:
 
         Args:
             duration: Length of the run.
-            settings: Settings of the data, the schedule and the micro-batches; None: those of the
+            settings: Sequence length, sizes and masking rates of the batches, schedule and size of
+                the micro-batches; None: those of the run. The examples are always those of the
                 run.
         """
         return PretrainingObjective(

@@ -1,5 +1,6 @@
 """A new run that repeats another run (``--config RUN/settings.toml``) with some new settings."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_another_width_has_its_own_defaults(resolve: Any, tmp_path: Path) -> Non
 
 
 def test_another_objective_has_its_own_learning_rate(resolve: Any, tmp_path: Path) -> None:
-    """The default rate depends on next-sentence prediction; a rate of the user does not."""
+    """The default rate depends on next-sentence prediction; another rate of the user is kept."""
     config = write_config(tmp_path, resolve())
     for change in ("data.nsp=true", "data.pair_objective=sop", "model.layers=1"):
         assert resolve(config=config, assignments=[change]) == resolve(assignments=[change])
@@ -42,6 +43,21 @@ def test_another_objective_has_its_own_learning_rate(resolve: Any, tmp_path: Pat
     assert resolve(config=config, assignments=["data.nsp=false"]).optim.lr == 2e-3
     config = write_config(tmp_path, resolve(assignments=["optim.lr=3e-3"]))
     assert resolve(config=config, assignments=["data.nsp=true"]).optim.lr == 3e-3
+
+
+@pytest.mark.parametrize(
+    ("width", "problem"),
+    [('"256"', "valid integer"), ("0", "greater than 0"), ("-256", "greater than 0")],
+)
+def test_invalid_width_in_the_file_is_reported(
+    resolve: Any, tmp_path: Path, width: str, problem: str
+) -> None:
+    """The file of the other run may have been edited."""
+    config = write_config(tmp_path, resolve())
+    text = re.sub(r"width = \d+", f"width = {width}", config.read_text())
+    config.write_text(text)
+    with pytest.raises(SettingsError, match=f"model.width.*{problem}"):
+        resolve(config=config)
 
 
 def test_values_that_contradict_new_settings_are_dropped(resolve: Any, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_steps_are_measured_at_the_mean_masking_rate(
 
 
 def test_training_examples_are_counted_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The epoch of a large store takes long to count, and the probe reads it several times."""
+    """The probe and the run count the examples of the first epoch of each phase once."""
     num_counts = 0
     find_chunk_starts = PairSampler.find_chunk_starts
 
