@@ -1,0 +1,85 @@
+"""Measure how much a head attends to the same token in the other text of a pair.
+
+For each model, the table has the mean attention of one head, by default the match head of the
+default initialization, over tokens that occur once in each of the two texts: to the same token in
+the other text, to the token itself, and to [CLS].
+
+    python benchmarks/match_head.py RUN ... --pairs STS-B/dev.tsv
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bertsmith
+from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
+
+#: The special tokens of a pair.
+SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[UNK]")
+
+
+def read_pairs(path: Path, limit: int) -> list[tuple[str, str]]:
+    """Return the first ``limit`` pairs of texts of a table."""
+    settings = EmbeddingSettings(skip_invalid=True)
+    columns = resolve_columns(path, settings, settings.columns)
+    first, second = columns.text or "", columns.pair or ""
+    with open_rows(path, settings, columns) as rows:
+        valid = (row.cells for row in rows if not row.error)
+        return [(cells[first], cells[second]) for cells in islice(valid, limit)]
+
+
+def find_shared_tokens(tokens: Sequence[str], segments: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the positions (here, in the other text) of the tokens that occur once in each text."""
+    positions: dict[str, list[int]] = {}
+    for position, token in enumerate(tokens):
+        if token not in SPECIAL_TOKENS:
+            positions.setdefault(token, []).append(position)
+    shared = [
+        (first, second)
+        for first, second in (found for found in positions.values() if len(found) == 2)
+        if segments[first] != segments[second]
+    ]
+    return shared + [(second, first) for first, second in shared]
+
+
+def measure(
+    model: str, pairs: Sequence[tuple[str, str]], layer: int, head: int
+) -> NDArray[np.float32]:
+    """Return the mean attention to the same token in the other text, to itself and to [CLS]."""
+    bundle = bertsmith.load(model)
+    attention = []
+    for first_text, second_text in pairs:
+        maps = bertsmith.attention(bundle, first_text, second_text, max_seqlen=128)
+        probabilities = maps.probabilities[layer, head]
+        for token, match in find_shared_tokens(maps.tokens, maps.segments):
+            attention.append(probabilities[token, [match, token, 0]])
+    mean: NDArray[np.float32] = np.mean(attention, axis=0)
+    return mean
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="runs, folders or names")
+    parser.add_argument("--pairs", type=Path, required=True, help="table of pairs of texts")
+    parser.add_argument("--max-pairs", type=int, default=200, help="number of pairs to read")
+    parser.add_argument("--layer", type=int, default=0, help="index of the layer, from 0")
+    parser.add_argument("--head", type=int, default=2, help="index of the head, from 0")
+    args = parser.parse_args()
+    pairs = read_pairs(args.pairs, args.max_pairs)
+    print("| model | same token in the other text | itself | [CLS] |")
+    print("| --- | ---: | ---: | ---: |")
+    for model in args.models:
+        values = " | ".join(f"{x:.2f}" for x in measure(model, pairs, args.layer, args.head))
+        print(f"| {model} | {values} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
