@@ -9,28 +9,14 @@ the other text, to the token itself, and to [CLS].
 
 import argparse
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sts import read_pairs
 
 import bertsmith
-from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
-from bertsmith.tasks.embedding_settings import EmbeddingSettings
-
-#: The special tokens of a pair.
-SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[UNK]")
-
-
-def read_pairs(path: Path, limit: int) -> list[tuple[str, str]]:
-    """Return the first ``limit`` pairs of texts of a table."""
-    settings = EmbeddingSettings(skip_invalid=True)
-    columns = resolve_columns(path, settings, settings.columns)
-    first, second = columns.text or "", columns.pair or ""
-    with open_rows(path, settings, columns) as rows:
-        valid = (row.cells for row in rows if not row.error)
-        return [(cells[first], cells[second]) for cells in islice(valid, limit)]
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS
 
 
 def find_shared_tokens(tokens: Sequence[str], segments: Sequence[int]) -> list[tuple[int, int]]:
@@ -39,11 +25,8 @@ def find_shared_tokens(tokens: Sequence[str], segments: Sequence[int]) -> list[t
     for position, token in enumerate(tokens):
         if token not in SPECIAL_TOKENS:
             positions.setdefault(token, []).append(position)
-    shared = [
-        (first, second)
-        for first, second in (found for found in positions.values() if len(found) == 2)
-        if segments[first] != segments[second]
-    ]
+    twice = (pair for pair in positions.values() if len(pair) == 2)
+    shared = [(first, second) for first, second in twice if segments[first] != segments[second]]
     return shared + [(second, first) for first, second in shared]
 
 
@@ -73,7 +56,8 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=0, help="index of the layer, from 0")
     parser.add_argument("--head", type=int, default=2, help="index of the head, from 0")
     args = parser.parse_args()
-    pairs = read_pairs(args.pairs, args.max_pairs)
+    table = read_pairs(args.pairs, args.max_pairs)
+    pairs = list(zip(table["sentence1"], table["sentence2"], strict=True))
     print("| model | same token in the other text | itself | [CLS] |")
     print("| --- | ---: | ---: | ---: |")
     for model in args.models:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -265,8 +265,8 @@ class EpochStreams:
         self, split: Split, vocabulary: VocabularyInfo, settings: DataSettings, seed: int
     ) -> None:
         """Create no stream yet; for the arguments, see ``ExampleStream``."""
-        self._make_stream = partial(ExampleStream, split, vocabulary, settings, seed=seed)
-        self._streams: OrderedDict[tuple[int, int], ExampleStream] = OrderedDict()
+        make_stream = partial(ExampleStream, split, vocabulary, settings, seed=seed)
+        self._get_cached = lru_cache(_CACHE_SIZE)(make_stream)
 
     def get(self, length: int, epoch: int) -> ExampleStream:
         """Return the examples of an epoch with a maximum sequence length.
@@ -274,13 +274,7 @@ class EpochStreams:
         Raises:
             StoreError: The split is too small for an example.
         """
-        key = (length, epoch)
-        if key not in self._streams:
-            self._streams[key] = self._make_stream(length=length, epoch=epoch)
-        self._streams.move_to_end(key)
-        while len(self._streams) > _CACHE_SIZE:
-            self._streams.popitem(last=False)
-        return self._streams[key]
+        return self._get_cached(length=length, epoch=epoch)
 
 
 class EndlessStream:
@@ -340,9 +334,8 @@ class EndlessStream:
         """Return the epoch of an example of the endless sequence, and its index in that epoch."""
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
-            self._epoch_starts.append(
-                self._epoch_starts[-1] + len(self._streams.get(self._length, epoch))
-            )
+            num_examples = len(self._streams.get(self._length, epoch))
+            self._epoch_starts.append(self._epoch_starts[-1] + num_examples)
         epoch_offset = bisect_right(self._epoch_starts, index) - 1
         return self._first_epoch + epoch_offset, index - self._epoch_starts[epoch_offset]
 
