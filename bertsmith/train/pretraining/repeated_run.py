@@ -15,7 +15,12 @@ from bertsmith.train.engine.run_directory import MACHINE_SETTINGS
 from bertsmith.train.pretraining.recipes import DEFAULT_RECIPE, RunSettings, get_recipe_defaults
 
 #: Settings, as table and name, whose default the recipe derives from the model and the objective.
-_DERIVED_DEFAULTS = (("model", "init_range"), ("optim", "lr"), ("run", "initialization"))
+_DERIVED_DEFAULTS = (
+    ("model", "feed_forward"),
+    ("model", "init_range"),
+    ("optim", "lr"),
+    ("run", "initialization"),
+)
 
 
 def drop_computed_values(
@@ -65,7 +70,6 @@ def drop_computed_values(
     tables["optim"].setdefault("optimizer", "adamw")
     _drop_recipe_defaults(tables, is_continued=is_continued)
     _drop_replaced_data_settings(tables, new_values)
-    _drop_feed_forward(tables["model"], get_table(new_values, "model"))
     if start_from is not None:
         # The start model has its own config and objective. Its attention is trained, and needs no
         # bias.
@@ -121,8 +125,12 @@ def _drop_recipe_defaults(tables: dict[str, dict[str, Any]], *, is_continued: bo
         tables: Settings of the run, changed in place.
         is_continued: Whether the run started from a trained model.
     """
-    # With a given init_range, this value would be the default.
-    model = {name: value for name, value in tables["model"].items() if name != "init_range"}
+    # With the derived values of the model, get_recipe_defaults would return these as the defaults.
+    model = {
+        name: value
+        for name, value in tables["model"].items()
+        if ("model", name) not in _DERIVED_DEFAULTS
+    }
     width = model.get("width")
     if type(width) is not int or width <= 0:
         # The parser of the settings reports invalid values later.
@@ -130,24 +138,11 @@ def _drop_recipe_defaults(tables: dict[str, dict[str, Any]], *, is_continued: bo
     nsp = tables["data"].get("nsp", model.get("nsp"))
     recipe = tables["run"].get("recipe", DEFAULT_RECIPE)
     defaults = get_recipe_defaults(recipe, model, tables, nsp=bool(nsp), is_continued=is_continued)
+    defaults["model"]["feed_forward"] = 4 * width
     for table, name in _DERIVED_DEFAULTS:
         default = get_table(defaults, table).get(name)
         if default is not None and tables[table].get(name) == default:
             del tables[table][name]
-
-
-def _drop_feed_forward(model: dict[str, Any], new_model: Mapping[str, Any]) -> None:
-    """Remove the default size of the feed-forward layers if the user sets another width.
-
-    Args:
-        model: Model settings of the run, changed in place.
-        new_model: Model settings of the user for the new run.
-    """
-    width = model.get("width")
-    if not isinstance(width, int) or new_model.get("width", width) == width:
-        return
-    if model.get("feed_forward") == 4 * width:
-        del model["feed_forward"]
 
 
 def _drop_values_of_length(tables: dict[str, dict[str, Any]]) -> None:
