@@ -8,6 +8,7 @@ the other text, to the token itself, and to [CLS].
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,12 +36,20 @@ def measure(
 ) -> NDArray[np.float32]:
     """Return the mean attention to the same token in the other text, to itself and to [CLS]."""
     bundle = bertsmith.load(model)
+    config = bundle.model.config
+    if not (0 <= layer < config.layers and 0 <= head < config.heads):
+        sys.exit(
+            f"{model}: no head {head} in layer {layer}; the model has {config.layers} layers with "
+            f"{config.heads} heads, counted from 0"
+        )
     attention = []
     for first_text, second_text in pairs:
         maps = bertsmith.attention(bundle, first_text, second_text, max_seqlen=128)
         probabilities = maps.probabilities[layer, head]
         for token, match in find_shared_tokens(maps.tokens, maps.segments):
             attention.append(probabilities[token, [match, token, 0]])
+    if not attention:
+        sys.exit("no token occurs once in each text of a pair; give more pairs")
     mean: NDArray[np.float32] = np.mean(attention, axis=0)
     return mean
 
